@@ -1,0 +1,3 @@
+"""fdl: the command line of floDl. Imports no torch."""
+
+__version__ = "0.1.0"

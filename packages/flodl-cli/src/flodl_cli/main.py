@@ -1,0 +1,5 @@
+"""Entry point of `fdl`."""
+
+
+def main() -> None:
+    raise SystemExit(2)

@@ -1,0 +1,71 @@
+"""Every test runs torch on one thread and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # with two, the same epoch took 1 to 64 s on a busy 2-core machine
+
+import gc
+import threading
+import time
+from collections.abc import Iterator
+
+import psutil
+import pytest
+import torch
+
+torch.set_num_threads(1)
+
+_QUIET_ENV = {"PYTEST_CURRENT_TEST"}
+
+
+def _sockets() -> set[tuple[object, ...]]:
+    return {(c.fd, str(c.laddr)) for c in psutil.Process().net_connections(kind="all") if c.laddr}
+
+
+def _children() -> set[int]:
+    return {p.pid for p in psutil.Process().children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE}
+
+
+def _settled(before: set[object], now: object, seconds: float = 2.0) -> set[object]:
+    """What `now()` has beyond `before`, after at most `seconds` for it to go away."""
+    end = time.monotonic() + seconds
+    while left := set(now()) - before:  # type: ignore[operator]
+        if time.monotonic() > end:
+            return left
+        time.sleep(0.02)
+    return set()
+
+
+@pytest.fixture(autouse=True)
+def leaves_nothing_behind() -> Iterator[None]:
+    threads, children, sockets = set(threading.enumerate()), _children(), _sockets()
+    environ = dict(os.environ)
+    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    yield
+    gc.collect()
+    left = _settled(threads, threading.enumerate)
+    assert not left, f"threads left behind: {left}"
+    left = _settled(children, _children)
+    assert not left, f"processes left behind: {left}"
+    left = _settled(sockets, _sockets)
+    assert not left, f"sockets left behind: {left}"
+    changed = {k for k in {*environ, *os.environ} - _QUIET_ENV if environ.get(k) != os.environ.get(k)}
+    assert not changed, f"environment variables changed: {sorted(changed)}"
+    now = torch.distributed.is_available() and torch.distributed.is_initialized()
+    assert now == distributed, "a torch.distributed process group was left behind"
+
+
+@pytest.fixture(autouse=True)
+def global_state_is_restored() -> Iterator[None]:
+    """Threads, grad mode and default dtype are the same after a test as before."""
+    before = (torch.get_num_threads(), torch.is_grad_enabled(), torch.get_default_dtype())
+    yield
+    assert (torch.get_num_threads(), torch.is_grad_enabled(), torch.get_default_dtype()) == before
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs are written under the current folder by default: give each test its own."""
+    monkeypatch.chdir(str(tmp_path))
