@@ -17,7 +17,7 @@ import torch
 
 torch.set_num_threads(1)
 
-_QUIET_ENV = {"PYTEST_CURRENT_TEST"}
+_QUIET_ENV = {"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR"}  # set by pytest, and by torch at the first compile
 
 
 def _sockets() -> set[tuple[object, ...]]:
