@@ -1,0 +1,43 @@
+"""Watching a training: the recorder writes a run store, any process reads it; lines on the terminal."""
+
+from flodl.monitor.control import Request, request
+from flodl.monitor.format import format_duration, format_value
+from flodl.monitor.recorder import Recorder
+from flodl.monitor.resources import GpuSample, ResourceSample, ResourceSampler
+from flodl.monitor.rows import (
+    AuditRow,
+    Counts,
+    EpochRow,
+    EventRow,
+    PointRow,
+    ResourceRow,
+    RunInfo,
+    RunState,
+    Setting,
+)
+from flodl.monitor.store import ListedRun, RunView, list_runs
+from flodl.monitor.terminal import Terminal
+
+__all__ = [
+    "AuditRow",
+    "Counts",
+    "EpochRow",
+    "EventRow",
+    "GpuSample",
+    "ListedRun",
+    "PointRow",
+    "Recorder",
+    "Request",
+    "ResourceRow",
+    "ResourceSample",
+    "ResourceSampler",
+    "RunInfo",
+    "RunState",
+    "RunView",
+    "Setting",
+    "Terminal",
+    "format_duration",
+    "format_value",
+    "list_runs",
+    "request",
+]
