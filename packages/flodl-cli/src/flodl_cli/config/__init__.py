@@ -1,0 +1,1 @@
+"""Configuration whose every value knows where it came from."""

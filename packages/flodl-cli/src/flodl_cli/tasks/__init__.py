@@ -1,0 +1,1 @@
+"""The commands of a manifest: run, path and preset."""

@@ -1,0 +1,128 @@
+"""Every test runs in an empty folder and leaves nothing behind."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+_QUIET_ENV = {"PYTEST_CURRENT_TEST"}
+
+
+def _sockets() -> set[object]:
+    return {(c.fd, str(c.laddr)) for c in psutil.Process().net_connections(kind="all") if c.laddr}
+
+
+def _children() -> set[object]:
+    return {p.pid for p in psutil.Process().children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE}
+
+
+def _left(before: set[object], now: Callable[[], Iterable[object]], seconds: float = 2.0) -> set[object]:
+    """What `now()` has beyond `before`, after at most `seconds` for it to go away."""
+    end = time.monotonic() + seconds
+    while left := set(now()) - before:
+        if time.monotonic() > end:
+            return left
+        time.sleep(0.02)
+    return set()
+
+
+@pytest.fixture(autouse=True)
+def leaves_nothing_behind() -> Iterator[None]:
+    threads, children, sockets, environ = set(threading.enumerate()), _children(), _sockets(), dict(os.environ)
+    yield
+    gc.collect()
+    assert not _left(set(threads), threading.enumerate), "threads left behind"
+    assert not _left(children, _children), "processes left behind"
+    assert not _left(sockets, _sockets), "sockets left behind"
+    changed = {k for k in {*environ, *os.environ} - _QUIET_ENV if environ.get(k) != os.environ.get(k)}
+    assert not changed, f"environment variables changed: {sorted(changed)}"
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one whole `fdl` process said and returned."""
+
+    code: int
+    out: str
+    err: str
+
+
+class Fdl:
+    """Starts the real `fdl` as its own process, away from the settings of whoever runs the tests."""
+
+    program = (sys.executable, "-m", "flodl_cli")
+
+    def __init__(self, home: Path) -> None:
+        kept = {
+            k: v for k, v in os.environ.items() if not k.startswith(("FDL_", "XDG_")) and k not in ("NO_COLOR", "CI")
+        }
+        self.env = {**kept, "HOME": str(home), "PYTHONWARNINGS": "error", "COLUMNS": "100"}
+
+    def __call__(
+        self, *words: str, cwd: Path | None = None, env: Mapping[str, str | None] | None = None, stdin: str = ""
+    ) -> Result:
+        process = subprocess.run(
+            [*self.program, *words],
+            cwd=cwd,
+            env=self.environment(env),
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert "Traceback" not in process.stderr, process.stderr
+        return Result(process.returncode, process.stdout, process.stderr)
+
+    def environment(self, env: Mapping[str, str | None] | None = None) -> dict[str, str]:
+        """The environment that a call gets; None removes a variable."""
+        return {k: v for k, v in {**self.env, **(env or {})}.items() if v is not None}
+
+    def start(self, *words: str, **options: object) -> subprocess.Popen[str]:
+        """A call that the test watches while it runs."""
+        return subprocess.Popen(  # type: ignore[call-overload, no-any-return]
+            [*self.program, *words],
+            env=self.environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            **{"stdin": subprocess.DEVNULL, **options},
+        )
+
+
+@pytest.fixture
+def fdl(tmp_path_factory: pytest.TempPathFactory) -> Fdl:
+    return Fdl(tmp_path_factory.mktemp("home"))
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[..., Path]:
+    """Writes files of a project: `write("fdl.yml", text)`."""
+
+    def write_file(name: str, text: str | bytes, folder: Path = tmp_path) -> Path:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return path
+
+    return write_file
+
+
+@pytest.fixture
+def show_words(write: Callable[..., Path]) -> Path:
+    """A program that prints its arguments, one in each line, as Python literals."""
+    return write("words.py", "import sys\nfor word in sys.argv[1:]:\n    print(repr(word))\n")
