@@ -1,5 +1,6 @@
 """floDl: describe a model as a flow, train it with the loop you know, watch it live."""
 
+from flodl import checkpoint, data, monitor
 from flodl.errors import (
     CheckpointError,
     ConfigError,
@@ -11,6 +12,15 @@ from flodl.errors import (
     TrainingError,
 )
 from flodl.graph import FlowBuilder, Graph, StateAdd, flow
+from flodl.train import (
+    OutputConfig,
+    Progress,
+    RunConfig,
+    TrainedState,
+    Trainer,
+    TrainHandle,
+    TrainingConfig,
+)
 
 __version__ = "0.1.0"
 
@@ -22,10 +32,20 @@ __all__ = [
     "FlowBuilder",
     "FlowError",
     "Graph",
+    "OutputConfig",
+    "Progress",
+    "RunConfig",
     "StateAdd",
     "StepError",
     "StoreError",
+    "TrainHandle",
+    "TrainedState",
+    "Trainer",
+    "TrainingConfig",
     "TrainingError",
     "__version__",
+    "checkpoint",
+    "data",
     "flow",
+    "monitor",
 ]

@@ -1,0 +1,17 @@
+"""Train a model: the loop you own (`Trainer.setup`) or the framework's (`Trainer.builder`)."""
+
+from flodl.train.builder import TrainerBuilder
+from flodl.train.config import OutputConfig, RunConfig, TrainingConfig
+from flodl.train.handle import Progress, TrainedState, TrainHandle
+from flodl.train.trainer import Trainer
+
+__all__ = [
+    "OutputConfig",
+    "Progress",
+    "RunConfig",
+    "TrainHandle",
+    "TrainedState",
+    "Trainer",
+    "TrainerBuilder",
+    "TrainingConfig",
+]

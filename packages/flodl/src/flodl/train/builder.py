@@ -1,0 +1,111 @@
+"""`Trainer.builder`: the framework owns the loop."""
+
+from __future__ import annotations
+
+import inspect
+import random
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from flodl.errors import ConfigError, DataError
+from flodl.train.config import RunConfig
+from flodl.train.handle import TrainHandle
+
+if TYPE_CHECKING:
+    from flodl.train.trainer import Trainer
+
+__all__ = ["TrainerBuilder"]
+
+
+class TrainerBuilder:
+    """Collects what a training needs; `run()` starts it and returns a handle. Each call returns the builder."""
+
+    def __init__(
+        self,
+        model_factory: Callable[..., nn.Module],
+        optimizer_factory: Callable[[Iterator[nn.Parameter]], Optimizer],
+        train_fn: Callable[[nn.Module, Any], Any],
+    ) -> None:
+        self._model_factory = model_factory
+        self._optimizer_factory = optimizer_factory
+        self._train_fn = train_fn
+        self._config = RunConfig()
+        self._dataset: Any = None
+        self._evaluation: tuple[Any, Callable[[nn.Module, Any], Mapping[str, Any]]] | None = None
+
+    def dataset(self, dataset: Any) -> TrainerBuilder:
+        """What to train on: anything that `fl.data.as_dataset` takes."""
+        self._dataset = dataset
+        return self
+
+    def batch_size(self, samples: int) -> TrainerBuilder:
+        """Samples a step."""
+        return self.settings(batch_size=samples)
+
+    def num_epochs(self, epochs: int) -> TrainerBuilder:
+        """Passes over the dataset."""
+        return self.settings(epochs=epochs)
+
+    def seed(self, seed: int) -> TrainerBuilder:
+        """Of the initial weights, the order of the data and all randomness in between."""
+        return self.settings(seed=seed)
+
+    def evaluate(self, dataset: Any, metrics: Callable[[nn.Module, Any], Mapping[str, Any]]) -> TrainerBuilder:
+        """After each epoch, means over `dataset` of `metrics(model, batch)`, recorded as `test_...`."""
+        self._evaluation = (dataset, metrics)
+        return self
+
+    def config(self, config: RunConfig) -> TrainerBuilder:
+        """All settings at once; calls after this one win over it."""
+        self._config = config
+        return self
+
+    def settings(self, **settings: Any) -> TrainerBuilder:
+        """Fields of the configuration by name: `settings(nan_policy="stop", quiet=True)`."""
+        self._config = self._config.with_settings(settings, "argument of Trainer.builder")
+        return self
+
+    def run(self) -> TrainHandle:
+        """Start training in the background. Raises at once what is wrong with model, dataset or settings."""
+        from flodl.train.trainer import Trainer
+
+        training = self._config.training
+        if self._dataset is None:
+            raise ConfigError("nothing to train on: call .dataset(...) before .run()")
+        if training.epochs is None:
+            raise ConfigError("for how long? call .num_epochs(...) before .run()")
+        random.seed(training.seed)
+        np.random.seed(training.seed)
+        torch.manual_seed(training.seed)
+        model = _make(self._model_factory, training.device)
+        trainer = Trainer(model, self._optimizer_factory(model.parameters()), self._dataset, self._config)
+        return TrainHandle(trainer, lambda: self._train(trainer))
+
+    def _train(self, trainer: Trainer) -> None:
+        for _ in trainer.epochs():
+            for batch in trainer.batches():
+                try:
+                    result = self._train_fn(trainer.model, batch)
+                except (IndexError, RuntimeError) as error:
+                    if why := trainer.explain(batch):
+                        raise DataError(why) from error
+                    raise
+                loss, metrics = result if isinstance(result, tuple) else (result, {})
+                trainer.step(loss, **metrics)
+            if self._evaluation:
+                trainer.evaluate(*self._evaluation)
+
+
+def _make(factory: Callable[..., nn.Module], device: str) -> nn.Module:
+    """The model; a factory with an argument gets the device."""
+    parameters = inspect.signature(factory).parameters.values()
+    needs = [p for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if not needs:
+        return factory()
+    chosen = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    return factory(torch.device(chosen))

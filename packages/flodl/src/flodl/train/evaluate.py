@@ -1,0 +1,47 @@
+"""Means over a dataset, with the model in evaluation mode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from flodl.data import Loader
+from flodl.errors import TrainingError
+from flodl.train.metrics import Meter
+
+__all__ = ["evaluate"]
+
+
+def evaluate(
+    model: nn.Module,
+    dataset: Any,
+    metrics: Callable[[nn.Module, Any], Mapping[str, Any]],
+    device: torch.device,
+    batch_size: int,
+) -> dict[str, float]:
+    """Sample-weighted means of `metrics(model, batch)` over `dataset`, without gradients.
+
+    Every module is put back into the mode (training or not) that it was in, also after an error.
+    """
+    loader = Loader(dataset, batch_size, shuffle=False, device=device)
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    meter = Meter()
+    try:
+        with torch.no_grad():
+            for batch, samples in loader.counted(0):
+                result = metrics(model, batch)
+                if not isinstance(result, Mapping):
+                    raise TrainingError(
+                        f"the metrics of an evaluation are a dict of numbers, not {type(result).__name__}"
+                    )
+                for name, value in result.items():
+                    meter.add(0, samples, name, value)
+        meter.drain()
+    finally:
+        for module, training in modes:
+            module.training = training
+    return meter.means()

@@ -1,0 +1,109 @@
+"""The handle of a training that runs in the background."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from torch import Tensor
+
+from flodl.checkpoint.keys import model_state
+
+if TYPE_CHECKING:
+    from flodl.train.trainer import Trainer
+
+__all__ = ["Progress", "TrainHandle", "TrainedState"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """A training at one moment. `metrics`: the means of the last whole epoch."""
+
+    state: Literal["running", "finished", "stopped", "failed"]
+    epoch: int
+    step: int
+    metrics: dict[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainedState:
+    """The result of a training. `state_dict`: parameters and buffers on the CPU. `folder`: the run's, None if not recorded."""
+
+    state_dict: dict[str, Tensor]
+    metrics: dict[str, float]
+    epochs: int
+    steps: int
+    folder: Path | None
+
+
+class TrainHandle:
+    """Watch and end a training that runs in a thread. Ctrl-C in the main thread ends it as it would end your own loop."""
+
+    def __init__(self, trainer: Trainer, train: Callable[[], None]) -> None:
+        self._trainer = trainer
+        self._error: BaseException | None = None
+        self._watch = trainer.interruption.watch()
+        self._watch.__enter__()
+        self._watching = True
+        self._thread = threading.Thread(target=self._run, args=(train,), name="flodl training")
+        self._thread.start()
+
+    @property
+    def trainer(self) -> Trainer:
+        """The trainer at work; its model must not be used before `join()` returns."""
+        return self._trainer
+
+    def metrics(self) -> list[dict[str, float]]:
+        """The means of each whole epoch so far, in order."""
+        return list(self._trainer.history)
+
+    def poll(self) -> Progress:
+        """Where training stands; does not wait."""
+        trainer, history = self._trainer, self._trainer.history
+        state: Literal["running", "finished", "stopped", "failed"]
+        if self._thread.is_alive():
+            state = "running"
+        elif self._error is not None:
+            state = "stopped" if isinstance(self._error, (SystemExit, KeyboardInterrupt)) else "failed"
+        else:
+            state = "stopped" if trainer.stopping else "finished"
+        metrics = history[-1] if history else {}
+        return Progress(state=state, epoch=trainer.position.epoch, step=trainer.global_step, metrics=dict(metrics))
+
+    def stop(self) -> None:
+        """End training after the step under way; its state is saved."""
+        self._trainer.stop()
+
+    def join(self) -> TrainedState:
+        """Wait for the end. Raises what training raised; after Ctrl-C, exits with 130."""
+        try:
+            while self._thread.is_alive():
+                self._thread.join(0.1)  # in slices: a signal handler runs between them
+        except KeyboardInterrupt:  # the second Ctrl-C
+            self._trainer.stop()
+            self._thread.join()
+            raise
+        finally:
+            if self._watching and not self._thread.is_alive():
+                self._watching = False
+                self._watch.__exit__(None, None, None)
+        if self._error is not None:
+            raise self._error
+        trainer = self._trainer
+        return TrainedState(
+            state_dict={k: v.detach().cpu().clone() for k, v in model_state(trainer.model).items()},
+            metrics=dict(trainer.history[-1]) if trainer.history else {},
+            epochs=trainer.position.epoch,
+            steps=trainer.global_step,
+            folder=trainer.run.folder,
+        )
+
+    def _run(self, train: Callable[[], None]) -> None:
+        try:
+            with self._trainer:
+                train()
+        except BaseException as error:  # join() raises it in the caller's thread
+            self._error = error

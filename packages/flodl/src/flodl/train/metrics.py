@@ -1,0 +1,82 @@
+"""Means over an epoch, weighted by samples, without waiting for the device at every step."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flodl.errors import TrainingError
+
+__all__ = ["Meter"]
+
+
+class Meter:
+    """Collects values and reads them later, many at once: on a GPU, `item()` at each step would stall it.
+
+    A value that is not finite is counted and left out of the mean.
+    """
+
+    def __init__(self) -> None:
+        self._pending: list[tuple[int, int, str, Any]] = []
+        self.clear()
+
+    def clear(self) -> None:
+        """Start a new epoch. What is pending must have been drained."""
+        self._sums: dict[str, float] = {}
+        self._weights: dict[str, int] = {}
+        self.not_finite: dict[str, int] = {}
+
+    @property
+    def pending(self) -> bool:
+        """Whether something was added since the last `drain`."""
+        return bool(self._pending)
+
+    def add(self, step: int, samples: int, name: str, value: Any) -> None:
+        """`value`: a number or a tensor with one element, the mean over `samples` samples."""
+        if isinstance(value, Tensor):
+            if value.numel() != 1:
+                raise TrainingError(f"metric {name!r} has shape {tuple(value.shape)}: record one number")
+            value = value.detach()
+        self._pending.append((step, samples, name, value))
+
+    def drain(self) -> list[tuple[int, str, float]]:
+        """Read what is pending: (step, name, value), in order."""
+        pending, self._pending = self._pending, []
+        values = _read([value for *_, value in pending])
+        for (_, samples, name, _), value in zip(pending, values, strict=True):
+            if math.isfinite(value):
+                self._sums[name] = self._sums.get(name, 0.0) + value * samples
+                self._weights[name] = self._weights.get(name, 0) + samples
+            else:
+                self.not_finite[name] = self.not_finite.get(name, 0) + 1
+        return [(step, name, value) for (step, _, name, _), value in zip(pending, values, strict=True)]
+
+    def means(self) -> dict[str, float]:
+        """The mean of each metric since `clear`; NaN where no value was finite."""
+        names = list(dict.fromkeys([*self._sums, *self.not_finite]))
+        return {n: self._sums[n] / self._weights[n] if self._weights.get(n) else math.nan for n in names}
+
+    def state(self) -> dict[str, dict[str, Any]]:
+        """Plain values, for a checkpoint in the middle of an epoch."""
+        return {"sums": dict(self._sums), "weights": dict(self._weights), "not_finite": dict(self.not_finite)}
+
+    def load(self, state: dict[str, dict[str, Any]]) -> None:
+        """Go on from `state()`."""
+        self._sums, self._weights = dict(state["sums"]), dict(state["weights"])
+        self.not_finite = dict(state["not_finite"])
+
+
+def _read(values: list[Any]) -> list[float]:
+    """The values as floats, with one transfer per device instead of one per value."""
+    on_devices = {v.device for v in values if isinstance(v, Tensor) and v.device.type != "cpu"}
+    for device in on_devices:
+        places = [i for i, v in enumerate(values) if isinstance(v, Tensor) and v.device == device]
+        # float32 is the widest type that every device has (MPS has no float64); a loss is rarely wider
+        wide = torch.float32 if device.type == "mps" else torch.float64
+        read = torch.stack([values[i].reshape(()).to(wide) for i in places]).tolist()
+        for i, value in zip(places, read, strict=True):
+            values[i] = value
+    return [float(v) for v in values]

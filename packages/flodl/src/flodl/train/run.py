@@ -1,0 +1,81 @@
+"""What a training leaves behind and shows: its folder, run store and terminal lines."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+from torch import nn
+
+from flodl.monitor import Recorder, Terminal
+from flodl.train.config import RunConfig
+
+__all__ = ["CHECKPOINT", "Run"]
+
+CHECKPOINT = "checkpoint.pt"  # in the run's folder
+
+
+class Run:
+    """One run's output. `folder` is None when nothing is recorded."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        model: nn.Module,
+        *,
+        total_epochs: int | None = None,
+        total_steps: int | None = None,
+        resumed: Path | None = None,
+        step: int = 0,
+    ) -> None:
+        output = config.output
+        self.terminal = Terminal(total_epochs, quiet=output.quiet)
+        self.recorder: Recorder | None = None
+        self.folder: Path | None = None
+        if output.record:
+            self.recorder = Recorder(
+                output.folder if resumed is None else resumed.parent,
+                run_id=None if resumed is None else resumed.name,
+                resume=resumed is not None,
+                name=output.name,
+                config=config.as_dict(),
+                origins=config.origins,
+                seeds={"data": config.training.seed},
+                total_epochs=total_epochs,
+                total_steps=total_steps,
+            )
+            self.folder = self.recorder.folder
+            if resumed is not None:
+                self.recorder.cut_after(step)
+            self.recorder.artifact("model", str(model))
+
+    def points(self, points: list[tuple[int, str, float]], epoch: int) -> None:
+        """Metrics of single steps: (step, name, value)."""
+        if self.recorder:
+            for step, name, value in points:
+                self.recorder.metric(name, value, step=step, epoch=epoch)
+
+    def epoch(self, number: int, metrics: Mapping[str, float], seconds: float, step: int, not_finite: int) -> None:
+        """An epoch (from 0) is done."""
+        self.terminal.epoch(number + 1, metrics, seconds, nan_count=not_finite)
+        if self.recorder:
+            self.recorder.epoch(number, metrics, seconds=seconds, step=step)
+
+    def warn(self, text: str, step: int) -> None:
+        """A line on the terminal and an event in the store."""
+        self.terminal.note(f"warning: {text}")
+        if self.recorder:
+            self.recorder.event("warning", step=step, text=text)
+
+    def how_to_resume(self) -> str:
+        """The command that goes on from this run's checkpoint."""
+        return f"FLODL_RESUME={shlex.quote(str(self.folder))} {shlex.join(sys.orig_argv)}"
+
+    def finish(self, state: Literal["finished", "stopped", "failed"], error: str | None = None) -> None:
+        """End the run: everything committed, no thread left."""
+        self.terminal.close()
+        if self.recorder:
+            self.recorder.finish(state, error)
