@@ -1,28 +1,46 @@
-"""floDl: describe a model as a flow, train it with the loop you know, watch it live."""
+"""floDl: describe a model as a flow, train it with the loop you know, watch it live.
 
-from flodl import checkpoint, data, monitor
-from flodl.errors import (
-    CheckpointError,
-    ConfigError,
-    DataError,
-    FlodlError,
-    FlowError,
-    StepError,
-    StoreError,
-    TrainingError,
-)
-from flodl.graph import FlowBuilder, Graph, StateAdd, flow
-from flodl.train import (
-    OutputConfig,
-    Progress,
-    RunConfig,
-    TrainedState,
-    Trainer,
-    TrainHandle,
-    TrainingConfig,
-)
+Names are imported at their first use, so that what needs no torch (`flodl.monitor`, `flodl.errors`) never loads it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from flodl import checkpoint, data, monitor
+    from flodl.errors import (
+        CheckpointError,
+        ConfigError,
+        DataError,
+        FlodlError,
+        FlowError,
+        StepError,
+        StoreError,
+        TrainingError,
+    )
+    from flodl.graph import FlowBuilder, Graph, StateAdd, flow
+    from flodl.train import OutputConfig, Progress, RunConfig, TrainedState, Trainer, TrainHandle, TrainingConfig
+
+_MODULES = ("checkpoint", "data", "monitor")
+_NAMES = {
+    "errors": (
+        "CheckpointError",
+        "ConfigError",
+        "DataError",
+        "FlodlError",
+        "FlowError",
+        "StepError",
+        "StoreError",
+        "TrainingError",
+    ),
+    "graph": ("FlowBuilder", "Graph", "StateAdd", "flow"),
+    "train": ("OutputConfig", "Progress", "RunConfig", "TrainHandle", "TrainedState", "Trainer", "TrainingConfig"),
+}
+_HOME = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = [
     "CheckpointError",
@@ -49,3 +67,19 @@ __all__ = [
     "flow",
     "monitor",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"flodl.{name}")
+    if name in _HOME:
+        value = getattr(importlib.import_module(f"flodl.{_HOME[name]}"), name)
+        globals()[name] = value  # found at once the next time
+        return value
+    from flodl.errors import nearest
+
+    raise AttributeError(f"module 'flodl' has no attribute {name!r}.{nearest(name, __all__)}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
