@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+from flodl.monitor.values import to_float
+
 __all__ = ["format_duration", "format_gigabytes", "format_name", "format_value"]
 
 _MAX_NAME = 40
@@ -11,8 +13,9 @@ _MAX_NAME = 40
 
 def format_value(value: float) -> str:
     """`value` with four significant digits after the leading one: 1.5264, 0.91, 1.234e-05, 123456, nan, -inf."""
+    value = to_float("value", value)
     if not math.isfinite(value):
-        return str(float(value))
+        return str(value)
     size = abs(value)
     if size != 0 and (size < 1e-3 or size >= 1e6):
         return f"{value:.3e}"

@@ -102,8 +102,9 @@ class Recorder:
             value.__class__ is float
             and name.__class__ is str
             and step.__class__ is rank.__class__ is int
-            and (epoch is None or epoch.__class__ is int)
             and -_INT_LIMIT <= step < _INT_LIMIT
+            and -_INT_LIMIT <= rank < _INT_LIMIT
+            and (epoch is None or (epoch.__class__ is int and -_INT_LIMIT <= epoch < _INT_LIMIT))
         ):
             name, value, step, epoch, rank = _checked(name, value, step, epoch, rank)
         self._queue.append((name, value, step, epoch, rank, time.time()))
@@ -131,7 +132,7 @@ class Recorder:
                 number=_integer("epoch", number),
                 step=None if step is None else _integer("step", step),
                 time=time.time(),
-                seconds=None if seconds is None else float(seconds),
+                seconds=None if seconds is None else to_float("seconds", seconds),
                 metrics={str(name): to_float(name, value) for name, value in metrics.items()},
             )
         )
@@ -155,8 +156,8 @@ class Recorder:
                 step=None if step is None else _integer("step", step),
                 rank=_integer("rank", rank),
                 time=now,
-                start=now - (seconds or 0.0) if start is None else float(start),
-                seconds=None if seconds is None else float(seconds),
+                start=now - (seconds or 0.0) if start is None else to_float("start", start),
+                seconds=None if seconds is None else to_float("seconds", seconds),
                 data=dumps(data),
             )
         )
@@ -219,7 +220,7 @@ class Recorder:
             writer.stop()
         finally:
             if not writer.is_alive():  # it is after a Ctrl-C: then the next call completes what this one began
-                self._close(_Direct(self.path))
+                self._close(writer)
 
     def __enter__(self) -> Recorder:
         return self
@@ -234,14 +235,15 @@ class Recorder:
         else:
             self.finish("failed", _describe(error))
 
-    def _close(self, queue: deque[Record | Flush] | _Direct) -> None:
-        late = [] if self._writer is None else [r for r in self._writer.queue if not isinstance(r, Flush)]
-        self._queue = queue
+    def _close(self, writer: Writer) -> None:
+        direct = _Direct(self.path)
+        self._queue = direct
         self._writer = None
         _live.discard(self)
         atexit.unregister(self._at_exit)
+        late = [record for record in writer.queue if not isinstance(record, Flush)]
         if late:  # another thread recorded while this one ended the run
-            queue.extend(late)
+            direct.extend(late)
 
     def _at_exit(self) -> None:
         error = getattr(sys, "last_value", None)  # the exception that ended the program

@@ -123,10 +123,11 @@ def connect_read_only(path: Path, *, timeout: float = 2.0) -> sqlite3.Connection
     uri = path.resolve().as_uri()
     try:
         return _open(path, f"{uri}?mode=ro", timeout)
-    except StoreError:
+    except StoreError as error:
         # Reading in WAL mode makes two small files beside the store, which a read-only folder refuses. Without a
         # `-wal` file nobody is writing, and the store can be read as it lies.
-        if path.with_name(path.name + "-wal").exists() or not path.is_file() or path.stat().st_size == 0:
+        refused = any(sign in str(error.__cause__) for sign in ("unable to open", "readonly"))
+        if not refused or path.with_name(path.name + "-wal").exists():
             raise
         return _open(path, f"{uri}?mode=ro&immutable=1", timeout)
 

@@ -245,8 +245,11 @@ class Tables:
     def _cut(self, cut: Cut) -> None:
         execute = self._connection.execute
         execute("DELETE FROM epoch_value WHERE epoch_id IN (SELECT id FROM epoch WHERE step > ?)", (cut.step,))
-        for table in ("point", "epoch", "event"):
+        for table in ("point", "epoch"):
             execute(f"DELETE FROM {table} WHERE step > ?", (cut.step,))
+        execute(
+            "DELETE FROM event WHERE step > ? AND kind NOT IN ('cut', 'resumed')", (cut.step,)
+        )  # the run's own history
         self._last_step = cut.step
         (self._last_epoch,) = execute("SELECT max(number) FROM epoch").fetchone()
         self._event(  # tells a live reader, who has the deleted rows already, to drop them

@@ -14,6 +14,7 @@ __all__ = ["decode", "dumps", "encode", "flatten", "loads", "text", "to_float"]
 
 _NAN, _INF, _MINUS_INF = 1, 2, 3
 _NOT_FINITE = {_NAN: math.nan, _INF: math.inf, _MINUS_INF: -math.inf}
+_FLOATS = ("nan", "inf", "-inf")
 _MAX_DEPTH = 32
 _MAX_INT_BITS = 4096  # Python refuses to print much larger ones in decimal
 
@@ -30,8 +31,8 @@ def to_float(name: str, value: object) -> float:
         except OverflowError:
             return math.inf if value > 0 else -math.inf  # type: ignore[operator]
         except Exception as error:
-            raise StoreError(f"metric {name!r}: {type(value).__name__} is no number ({error})") from error
-    raise StoreError(f"metric {name!r}: {type(value).__name__} is no number")
+            raise StoreError(f"{name!r}: {type(value).__name__} is no number ({error})") from error
+    raise StoreError(f"{name!r}: {type(value).__name__} is no number")
 
 
 def encode(value: float) -> tuple[float | None, int]:
@@ -93,4 +94,4 @@ def _plain(value: object, depth: int) -> object:
 
 
 def _restore(found: dict[str, Any]) -> Any:
-    return float(found["$float"]) if found.keys() == {"$float"} else found
+    return float(found["$float"]) if found.get("$float") in _FLOATS and len(found) == 1 else found

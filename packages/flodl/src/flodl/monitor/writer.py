@@ -110,7 +110,7 @@ class Writer:
                         opened = connection, Tables(connection), _file_identity(self._path)
                     connection, tables, identity = opened
                     if _file_identity(self._path) != identity:  # else all goes into a file that nobody can open
-                        raise StoreError(f"run store {self._path} was replaced by another file: nothing is recorded")
+                        raise StoreError(f"run store {self._path} was replaced by another file.")
                     if self._waiting or beat:
                         tables.write(self._waiting)
                         self._waiting.clear()
@@ -148,8 +148,10 @@ class Writer:
     def _close(self, opened: tuple[sqlite3.Connection, Tables, tuple[int, int]] | None) -> None:
         self._sampler.close()
         try:
-            if opened is not None:
+            if opened is not None and self._failure is None:
                 close_single_file(opened[0])
+            elif opened is not None:
+                opened[0].close()
         except sqlite3.Error as error:
             self._failed(error)
 
@@ -196,5 +198,5 @@ def _file_identity(path: Path) -> tuple[int, int]:
     try:
         found = path.stat()
     except FileNotFoundError as error:
-        raise StoreError(f"run store {path} was deleted: nothing is recorded") from error
+        raise StoreError(f"run store {path} was deleted.") from error
     return found.st_dev, found.st_ino
