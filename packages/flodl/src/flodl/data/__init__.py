@@ -3,6 +3,7 @@
 from flodl.data.batch import Batch, batch_size_of, map_structure, to_device
 from flodl.data.dataset import BatchDataset, as_dataset
 from flodl.data.digits import Digits
+from flodl.data.fashion_mnist import FashionMNIST
 from flodl.data.loader import Loader
 from flodl.data.order import Position, epoch_order
 from flodl.data.tensors import IGNORE_INDEX, Tensors
@@ -12,6 +13,7 @@ __all__ = [
     "Batch",
     "BatchDataset",
     "Digits",
+    "FashionMNIST",
     "Loader",
     "Position",
     "Tensors",
