@@ -85,6 +85,14 @@ def test_tied_weights_are_written_once_and_come_back_tied(tmp_path: Path) -> Non
     assert state["head.weight"].data_ptr() == state["embed.weight"].data_ptr()
 
 
+def test_tied_weights_that_diverged_can_be_looked_at(tmp_path: Path) -> None:
+    model = Tied(tie=True)
+    nn.init.constant_(model.head.weight, float("nan"))
+    other = Tied(tie=True)
+    load(save(tmp_path / "c.pt", model=model), model=other)
+    assert other.head.weight.isnan().all()
+
+
 def test_a_tie_on_one_side_only_is_never_lost_silently(tmp_path: Path) -> None:
     tied = save(tmp_path / "tied.pt", model=Tied(tie=True))
     with pytest.raises(

@@ -8,8 +8,13 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+import hypothesis
 import platformdirs
 import pytest
+
+# No test depends on how busy the machine is.
+hypothesis.settings.register_profile("flodl", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("flodl")
 
 NAMES = [
     f"{part}-ubyte.gz" for part in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")

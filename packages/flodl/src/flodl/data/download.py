@@ -10,9 +10,6 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-from rich.console import Console
-from rich.progress import Progress
-
 from flodl.errors import DataError
 
 __all__ = ["download", "keep"]
@@ -43,6 +40,9 @@ def download(url: str, *, timeout_s: float = 30.0) -> bytes:
 
 
 def _fetch(url: str, timeout_s: float) -> bytes:
+    from rich.console import Console  # 90 ms that only a download needs
+    from rich.progress import Progress
+
     body = bytearray()
     with (
         urllib.request.urlopen(url, timeout=timeout_s) as response,
