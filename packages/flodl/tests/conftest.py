@@ -17,7 +17,8 @@ import torch
 
 torch.set_num_threads(1)
 
-_QUIET_ENV = {"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR"}  # set by pytest, and by torch at the first compile
+# Set by pytest, by torch at its first compile, by OpenMP libraries when they are loaded.
+_QUIET_ENV = {"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK"}
 
 
 def _sockets() -> set[tuple[object, ...]]:
@@ -66,6 +67,9 @@ def global_state_is_restored() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def in_an_empty_folder(tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs are written under the current folder by default: give each test its own."""
+def in_an_empty_folder(leaves_nothing_behind: None, tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs are written under the current folder by default: give each test its own.
+
+    After `leaves_nothing_behind`, which looks when monkeypatch has undone its changes.
+    """
     monkeypatch.chdir(str(tmp_path))

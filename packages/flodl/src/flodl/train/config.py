@@ -127,13 +127,18 @@ class RunConfig:
         """Nested plain values; `RunConfig.of` reads them back."""
         return {name: dataclasses.asdict(getattr(self, name)) for name in _SECTIONS}
 
+    def all_origins(self) -> dict[str, str]:
+        """Where each setting was set, "default" for the others, by dotted name."""
+        keys = [f"{section}.{key}" for section, fields in self.as_dict().items() for key in fields]
+        return {key: self.origins.get(key, "default") for key in keys}
+
     def explain(self) -> str:
         """Every setting with its value and where that came from, one a line."""
-        rows = [
-            (f"{section}.{key}", repr(value), self.origins.get(f"{section}.{key}", "default"))
-            for section, fields in self.as_dict().items()
-            for key, value in fields.items()
-        ]
+        values = self.as_dict()
+        rows = []
+        for name, origin in self.all_origins().items():
+            section, key = name.split(".")
+            rows.append((name, repr(values[section][key]), origin))
         left, middle = (max(len(row[i]) for row in rows) for i in (0, 1))
         return "\n".join(f"{key:<{left}} = {value:<{middle}}  # {origin}" for key, value, origin in rows)
 

@@ -13,9 +13,7 @@ from torch import nn
 from flodl.monitor import Recorder, Terminal
 from flodl.train.config import RunConfig
 
-__all__ = ["CHECKPOINT", "Run"]
-
-CHECKPOINT = "checkpoint.pt"  # in the run's folder
+__all__ = ["Run"]
 
 
 class Run:
@@ -37,12 +35,12 @@ class Run:
         self.folder: Path | None = None
         if output.record:
             self.recorder = Recorder(
-                output.folder if resumed is None else resumed.parent,
-                run_id=None if resumed is None else resumed.name,
+                Path(output.folder).resolve() if resumed is None else resumed.resolve().parent,
+                run_id=None if resumed is None else resumed.resolve().name,
                 resume=resumed is not None,
                 name=output.name,
                 config=config.as_dict(),
-                origins=config.origins,
+                origins=config.all_origins(),
                 seeds={"data": config.training.seed},
                 total_epochs=total_epochs,
                 total_steps=total_steps,
@@ -70,9 +68,15 @@ class Run:
         if self.recorder:
             self.recorder.event("warning", step=step, text=text)
 
+    @property
+    def place(self) -> str:
+        """The run's folder for people: relative where it is inside the current folder."""
+        folder, here = self.folder, Path.cwd()
+        return str(folder.relative_to(here) if folder and folder.is_relative_to(here) else folder)
+
     def how_to_resume(self) -> str:
         """The command that goes on from this run's checkpoint."""
-        return f"FLODL_RESUME={shlex.quote(str(self.folder))} {shlex.join(sys.orig_argv)}"
+        return f"FLODL_RESUME={shlex.quote(self.place)} {shlex.join(sys.orig_argv)}"
 
     def finish(self, state: Literal["finished", "stopped", "failed"], error: str | None = None) -> None:
         """End the run: everything committed, no thread left."""

@@ -9,7 +9,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,17 +16,17 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from flodl import checkpoint
 from flodl.data import Loader, Position, epoch_order
 from flodl.errors import ConfigError, TrainingError
 from flodl.graph.state import StateCell
-from flodl.monitor.schema import FILE_NAME
 from flodl.train.builder import TrainerBuilder
 from flodl.train.checks import FirstForward, check_loss, check_optimizer, explain_labels
 from flodl.train.config import RunConfig
+from flodl.train.device import choose_device, summary
 from flodl.train.evaluate import evaluate
 from flodl.train.metrics import Meter
-from flodl.train.run import CHECKPOINT, Run
+from flodl.train.run import Run
+from flodl.train.saving import CHECKPOINT, read_checkpoint, write_checkpoint
 from flodl.train.signals import Interruption
 
 __all__ = ["Trainer"]
@@ -60,7 +59,7 @@ class Trainer:
     def __init__(self, model: nn.Module, optimizer: Optimizer, dataset: Any, config: RunConfig) -> None:
         training = config.training
         self.config = config
-        self.device = _device(training.device, model)
+        self.device = choose_device(training.device, model)
         self.model = model.to(self.device).train()
         check_optimizer(optimizer, model)
         self.optimizer = optimizer
@@ -85,10 +84,12 @@ class Trainer:
         self.interruption = Interruption()
         self._run: Run | None = None
         self._resumed: Path | None = None
+        self._resumed_at = 0  # the step that a resumed run's record is cut after
         self._total_epochs: int | None = None
         self._samples = 1  # of the batch under way, the weight of its metrics
         self._untrained = 0  # the same until its step is taken
-        self._outputs: int | None = None
+        self._outputs: int | None = None  # of the model's first forward; 0 when they cannot be told
+        self._first: FirstForward | None = None  # on watch for it
         self.stopping = False
         self._warned_not_finite = False
         self._drain_at = 0.0
@@ -150,10 +151,11 @@ class Trainer:
             raise ConfigError("epochs() needs a number: give one, or set training.epochs")
         self._total_epochs = number
         self.stopping = False
+        run = self.run
         if self.position.epoch >= number:
             done = f"{self.position.epoch} epochs are done already"
-            self.run.terminal.note(f"nothing to train: {done}; ask for more than that to go on")
-            self.run.finish("finished")
+            run.terminal.note(f"nothing to train: {done}; ask for more than that to go on")
+            run.finish("finished")
             return
         with self.interruption.watch():
             while self.position.epoch < number and not self.stopping:
@@ -168,28 +170,24 @@ class Trainer:
         """The batches of the current epoch that were not trained yet, on the device."""
         if self._loader is None:
             raise TrainingError("Trainer.setup got no dataset: give it one, or iterate a loader of your own")
-        watcher = None
         if self._outputs is None:
-            watcher = FirstForward(self.model, self._loader.samples, self._loader.batch_size)
+            self._first = FirstForward(self.model, self._loader.samples, self._loader.batch_size)
         try:
             for batch, samples in self._loader.counted(self.position.epoch, self.position.sample):
                 self._samples = self._untrained = samples
                 try:
                     yield batch
                 except GeneratorExit:  # the loop's body failed or left
-                    if self._untrained and (why := self.explain(batch, watcher)):
+                    if self._untrained and (why := self.explain(batch)):
                         print(f"flodl: {why}", file=sys.stderr, flush=True)
                     raise
                 self._count_samples()  # of a batch that the loop took no step for
-                if watcher:
-                    watcher.close()
-                    self._outputs, watcher = watcher.outputs or 0, None
+                self._seen_first()
                 if self.stopping:
                     return
         finally:
             self._samples = 1
-            if watcher:
-                watcher.close()
+            self._seen_first()
 
     def step(self, loss: Tensor | None = None, **metrics: Any) -> None:
         """One update: backward of `loss` (unless you called it), optimizer, `zero_grad`.
@@ -245,16 +243,9 @@ class Trainer:
             if self.run.folder is None:
                 raise ConfigError("output.record is off, so the run has no folder: give save() a path")
             path = self.run.folder / CHECKPOINT
-        extra = {
-            "step": self.global_step,
-            "seed": self.config.training.seed,
-            "samples": self._loader.samples if self._loader else 0,
-            "rng": checkpoint.rng_state(),
-            "meter": self._meter.state(),
-        }
+        self._drain()  # the epoch's sums so far are part of what is saved
         started = time.time()
-        position = asdict(self.position)
-        written = checkpoint.save(path, model=self.model, optimizer=self.optimizer, position=position, extra=extra)
+        written = write_checkpoint(path, self, self._loader, self._meter)
         if self._run and self._run.recorder:
             seconds = time.time() - started
             self._run.recorder.event(
@@ -264,27 +255,10 @@ class Trainer:
 
     def resume(self, path: str | os.PathLike[str]) -> None:
         """Go on from a checkpoint, or from the one in a run's folder; the latter also continues that run's record."""
-        path = Path(path)
-        folder = path if path.is_dir() else path.parent
-        file = path / CHECKPOINT if path.is_dir() else path
         if self._run is not None:
             raise ConfigError("resume() comes before the first epoch and before anything is recorded")
-        loaded = checkpoint.load(file, model=self.model, optimizer=self.optimizer)
-        samples = self._loader.samples if self._loader else 0
-        for what, was, now in (
-            ("seed", loaded.extra["seed"], self.config.training.seed),
-            ("dataset size", loaded.extra["samples"], samples),
-        ):
-            if was != now:
-                raise ConfigError(
-                    f"{file} was written with {what} {was}, this run has {now}: the order of the data would differ"
-                )
-        self.position = Position(**(loaded.position or {}))
-        self.global_step = loaded.extra["step"]
-        self._meter.load(loaded.extra["meter"])
-        checkpoint.set_rng_state(loaded.extra["rng"])
-        if (folder / FILE_NAME).exists():
-            self._resumed = folder
+        self._resumed = read_checkpoint(Path(path), self, self._loader, self._meter)
+        self._resumed_at = self.global_step
 
     @property
     def run(self) -> Run:
@@ -297,11 +271,15 @@ class Trainer:
                 total_epochs=self._total_epochs,
                 total_steps=steps,
                 resumed=self._resumed,
-                step=self.global_step,
+                step=self._resumed_at,
             )
             atexit.register(self._at_exit)
             if not self.config.output.quiet:
-                self._run.terminal.note(self._summary())
+                self._run.terminal.note(
+                    summary(
+                        self, self._loader, self._run.place if self._run.folder else None, self._resumed is not None
+                    )
+                )
         return self._run
 
     def close(self) -> None:
@@ -322,9 +300,9 @@ class Trainer:
 
     # -- inside
 
-    def explain(self, batch: Any, watcher: FirstForward | None = None) -> str | None:
+    def explain(self, batch: Any) -> str | None:
         """What is wrong with the labels of a batch that the loss failed on, if that is what it was."""
-        outputs = watcher.outputs if watcher else self._outputs
+        outputs = self._first.outputs if self._first else self._outputs
         if self._loader is None or not outputs:
             return None
         training, at = self.config.training, self.position.sample
@@ -335,6 +313,11 @@ class Trainer:
         """A plain loop does not say when it is done: the program's end without an error does."""
         if self._total_epochs is None and getattr(sys, "last_value", None) is None:
             self.close()
+
+    def _seen_first(self) -> None:
+        if self._first:
+            self._first.close()
+            self._outputs, self._first = self._first.outputs or 0, None
 
     def _backward(self, loss: Tensor) -> None:
         try:
@@ -433,35 +416,3 @@ class Trainer:
 
     def _may_save(self) -> bool:
         return self.config.output.checkpoint and self.run.folder is not None
-
-    def _summary(self) -> str:
-        parts = [f"training on {_describe(self.device)}"]
-        if self._loader:
-            short = self._loader.samples % self._loader.batch_size
-            last = f" (the last of {short})" if short else ""
-            parts.append(
-                f"{self._loader.samples:,} samples in {len(self._loader):,} batches of {self._loader.batch_size}{last}"
-            )
-        parts.append(f"{sum(p.numel() for p in self.model.parameters() if p.requires_grad):,} parameters")
-        if self._resumed:
-            parts.append(f"resumed at epoch {self.position.epoch + 1}, step {self.global_step}")
-        if self._run and self._run.folder:
-            parts.append(str(self._run.folder))
-        return " · ".join(parts)
-
-
-def _device(name: str, model: nn.Module) -> torch.device:
-    if name == "auto":
-        own = next((p.device for p in model.parameters()), torch.device("cpu"))
-        return torch.device("cuda") if own.type == "cpu" and torch.cuda.is_available() else own
-    try:
-        return torch.device(name)
-    except RuntimeError as error:
-        raise ConfigError(f"training.device is {name!r}: {str(error).splitlines()[0]}") from None
-
-
-def _describe(device: torch.device) -> str:
-    if device.type == "cuda":
-        count = torch.cuda.device_count()
-        return f"{torch.cuda.get_device_name(device)}" + (f" (1 of {count} GPUs)" if count > 1 else "")
-    return f"{device} ({torch.get_num_threads()} threads)" if device.type == "cpu" else str(device)

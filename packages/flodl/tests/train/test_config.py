@@ -1,0 +1,46 @@
+"""Settings: their values, their origins, their errors."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import flodl as fl
+
+
+def write(path: Path, values: object, origins: object = ()) -> Path:
+    path.write_text(json.dumps({"values": values, "origins": dict(origins)}))  # type: ignore[call-overload]
+    return path
+
+
+def test_load_reads_what_fdl_resolved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert fl.RunConfig.load() == fl.RunConfig()
+    origin = {"file": "fdl.yml", "line": 11, "column": 3, "text": "fdl.yml:11"}
+    path = write(
+        tmp_path / "c.json", {"training": {"epochs": 4}, "output": {"quiet": True}}, {"training.epochs": origin}
+    )
+    monkeypatch.setenv("FDL_CONFIG", str(path))
+    config = fl.RunConfig.load().with_settings({"batch_size": 7}, "argument")
+    assert (config.training.epochs, config.training.batch_size, config.output.quiet) == (4, 7, True)
+    lines = config.explain().splitlines()
+    assert any(line.split() == ["training.epochs", "=", "4", "#", "fdl.yml:11"] for line in lines)
+    assert any(line.split() == ["training.batch_size", "=", "7", "#", "argument"] for line in lines)
+    assert any(line.split() == ["training.seed", "=", "0", "#", "default"] for line in lines)
+    assert fl.RunConfig.of(config.as_dict()) == config
+
+
+def test_errors_name_the_place(tmp_path: Path) -> None:
+    origin = {"file": "fdl.yml", "line": 3, "column": 3, "text": "fdl.yml:3"}
+    path = write(tmp_path / "c.json", {"training": {"epoch": 4}}, {"training.epoch": origin})
+    with pytest.raises(fl.ConfigError, match=r"no setting training.epoch \(fdl.yml:3\). Did you mean 'epochs'"):
+        fl.RunConfig.load(path)
+    path = write(tmp_path / "c.json", {"training": {"epochs": -4}}, {"training.epochs": origin})
+    with pytest.raises(fl.ConfigError, match=r"training.epochs is -4; it must be at least 0 \(fdl.yml:3\)"):
+        fl.RunConfig.load(path)
+    with pytest.raises(fl.ConfigError, match="no section 'trainig'. Did you mean 'training'"):
+        fl.RunConfig.of({"trainig": {}})
+    (tmp_path / "broken.json").write_text("{")
+    with pytest.raises(fl.ConfigError, match=r"cannot read the run configuration .*broken.json"):
+        fl.RunConfig.load(tmp_path / "broken.json")

@@ -1,0 +1,197 @@
+"""N + M steps without a break, or N, stop, resume, M: the same bits."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.optim import Adam
+
+import flodl as fl
+
+
+def setup(**settings: Any) -> fl.Trainer:
+    torch.manual_seed(0)
+    flow = fl.flow(nn.Linear(64, 32)).through(nn.BatchNorm1d(32)).through(nn.Dropout(0.2)).through(nn.Linear(32, 10))
+    model = flow.build()
+    settings = {"batch_size": 64, "quiet": True, **settings}
+    return fl.Trainer.setup(model, Adam(model.parameters(), lr=3e-3), fl.data.Digits("train"), **settings)
+
+
+def train(trainer: fl.Trainer, epochs: int, stop_at: int | None = None) -> dict[str, Any]:
+    with trainer:
+        for _ in trainer.epochs(epochs):
+            for x, y in trainer.batches():
+                trainer.step(F.cross_entropy(trainer.model(x), y))
+                if trainer.global_step == stop_at:
+                    trainer.stop()
+    return {
+        "model": trainer.model.state_dict(),
+        "optimizer": trainer.optimizer.state_dict()["state"],
+        "history": trainer.history,
+    }
+
+
+def curves(folder: Path) -> list[tuple[int, float]]:
+    with fl.monitor.RunView(folder) as view:
+        return [(p.step, p.value) for p in view.series("loss")]
+
+
+def assert_same(a: Any, b: Any) -> None:
+    if isinstance(a, dict):
+        assert a.keys() == b.keys()
+        for key in a:
+            assert_same(a[key], b[key])
+    elif isinstance(a, torch.Tensor):
+        assert torch.equal(a, b)
+    else:
+        assert a == b
+
+
+@pytest.mark.parametrize("stop_at", [1, 22, 23, 24, 46, 60])
+def test_bit_identical_at_any_step(stop_at: int) -> None:
+    whole = setup()
+    expected = train(whole, 3)
+    first = setup()
+    train(first, 3, stop_at)
+    assert first.run.folder is not None
+    torch.rand(100)  # random states are restored, not continued
+    second = setup(resume=str(first.run.folder))
+    got = train(second, 3)
+    assert second.run.folder == first.run.folder
+    assert_same(got["model"], expected["model"])
+    assert_same(got["optimizer"], expected["optimizer"])
+    means = [[m["loss"] for m in result["history"]] for result in (got, expected)]
+    torch.testing.assert_close(means[0], means[1][stop_at // 23 :], rtol=1e-12, atol=0)
+    assert whole.run.folder is not None
+    assert curves(first.run.folder) == curves(whole.run.folder)
+
+
+def test_history_after_the_resumed_point_is_cut() -> None:
+    first = setup()
+    with first:
+        for _ in first.epochs(2):
+            for x, y in first.batches():
+                first.step(F.cross_entropy(first.model(x), y))
+                if first.global_step == 10:
+                    saved = first.save()
+                    (saved.parent / "at10.pt").write_bytes(saved.read_bytes())
+    assert first.run.folder is not None
+    assert len(curves(first.run.folder)) == 46
+    second = setup(resume=str(first.run.folder / "at10.pt"))
+    train(second, 1)
+    assert [step for step, _ in curves(first.run.folder)] == list(range(1, 24))
+
+
+def test_a_finished_run_resumed_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    first = setup()
+    train(first, 1)
+    second = setup(resume=str(first.run.folder))
+    train(second, 1)
+    assert second.global_step == first.global_step
+    assert "nothing to train: 1 epochs are done already" in capsys.readouterr().err
+
+
+def test_what_would_change_the_order_of_the_data_is_refused() -> None:
+    first = setup()
+    train(first, 1)
+    with pytest.raises(fl.ConfigError, match="seed 0, this run has 5"):
+        setup(resume=str(first.run.folder), seed=5)
+    with pytest.raises(fl.CheckpointError, match=r"checkpoint.pt"):
+        setup(resume="runs")
+
+
+SCRIPT = """
+import sys, torch, flodl as fl
+from torch import nn
+torch.set_num_threads(1)
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(64, 32), nn.Dropout(0.2), nn.Linear(32, 10))
+trainer = fl.Trainer.setup(model, torch.optim.Adam(model.parameters()), fl.data.Digits("train"), batch_size=64)
+for _ in trainer.epochs(int(sys.argv[1])):
+    for x, y in trainer.batches():
+        trainer.step(nn.functional.cross_entropy(trainer.model(x), y))
+torch.save(model.state_dict(), "result.pt")
+"""
+
+BUILDER = """
+import sys, torch, flodl as fl
+from torch import nn
+torch.set_num_threads(1)
+handle = fl.Trainer.builder(
+    lambda: nn.Sequential(nn.Linear(64, 32), nn.Dropout(0.2), nn.Linear(32, 10)),
+    lambda p: torch.optim.Adam(p),
+    lambda model, batch: nn.functional.cross_entropy(model(batch[0]), batch[1]),
+).dataset(fl.data.Digits("train")).batch_size(64).num_epochs(int(sys.argv[1])).run()
+torch.save(handle.join().state_dict, "result.pt")
+"""
+
+
+@pytest.mark.parametrize("script", [SCRIPT, BUILDER], ids=["setup", "builder"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_says_how_to_resume_and_that_works(tmp_path: Path, script: str, number: int) -> None:
+    epochs = "60"
+    whole, broken = tmp_path / "whole", tmp_path / "bro ken"
+    for folder in (whole, broken):
+        folder.mkdir()
+        (folder / "train.py").write_text(script)
+    command = [sys.executable, "train.py", epochs]
+    subprocess.run(command, cwd=whole, check=True, capture_output=True, timeout=200)
+    process = subprocess.Popen(command, cwd=broken, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    process.stdout.readline()  # the first epoch is done
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + number, err
+    assert "Traceback" not in err
+    (line,) = re.findall(r"resume with: (.*)", err)
+    assert not (broken / "result.pt").exists()
+    with fl.monitor.RunView(next((broken / "runs").iterdir())) as view:
+        assert view.info().state == "stopped"
+    subprocess.run(["sh", "-c", line], cwd=broken, check=True, capture_output=True, timeout=200)
+    assert_same(torch.load(broken / "result.pt"), torch.load(whole / "result.pt"))
+    (run,) = (broken / "runs").iterdir()
+    with fl.monitor.RunView(run) as view:
+        assert view.info().state == "finished"
+        assert len(view.series("loss")) == 60 * 23
+    assert out.count("\n") < 60
+
+
+def test_the_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
+    slow = "print('in', flush=True); import time; time.sleep(60); trainer.step("
+    (tmp_path / "train.py").write_text(SCRIPT.replace("trainer.step(", slow))
+    process = subprocess.Popen(
+        [sys.executable, "train.py", "1"], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    assert process.stdout.readline() == "in\n"
+    process.send_signal(signal.SIGINT)
+    while "stopping after this step" not in process.stderr.readline():
+        pass
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=20)
+    assert process.returncode == -signal.SIGINT
+
+
+def test_handlers_are_the_same_afterwards() -> None:
+    before = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)]
+    train(setup(), 1)
+    assert [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+def test_the_environment_resumes_any_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = setup()
+    train(first, 2, stop_at=5)
+    monkeypatch.setenv("FLODL_RESUME", str(first.run.folder))
+    second = setup()
+    assert second.global_step == 5
+    second.close()
