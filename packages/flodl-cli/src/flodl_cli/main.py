@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import os
-import shutil
+import shlex
 import sys
 from collections.abc import Sequence
-from pathlib import Path
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
+from flodl_cli.call import Call, parse_call
 from flodl_cli.errors import CliError
 
-__all__ = ["main"]
+if TYPE_CHECKING:
+    from flodl_cli.tasks.model import Manifest
+
+__all__ = ["main", "run"]
 
 
 def main() -> None:
@@ -21,40 +26,92 @@ def main() -> None:
 def run(argv: Sequence[str]) -> int:
     """One call; its exit code."""
     try:
-        return dispatch(argv)
+        status = dispatch(parse_call(argv))
+        sys.stdout.flush()
+        return status
     except CliError as error:
         print(error.render(), file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:  # `fdl config show | head`: nobody reads on
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
 
 
-def dispatch(argv: Sequence[str]) -> int:
-    from flodl_cli.config.source import read_source
-    from flodl_cli.config.yaml import parse_yaml
-    from flodl_cli.processes import run_child
-    from flodl_cli.project import MANIFEST, child_environment, find_root
-    from flodl_cli.tasks.model import Manifest
-    from flodl_cli.tasks.plan import plan
+def dispatch(call: Call) -> int:
+    """Decides what a call is: help, a built-in, or commands of the manifest."""
+    from flodl_cli.builtins import BUILTINS, run_builtin
+    from flodl_cli.config.layers import environments
 
-    def load(folder: Path, root: Path, words: tuple[str, ...]) -> Manifest:
-        path = folder / MANIFEST
-        return Manifest(folder, root, parse_yaml(read_source(path, os.path.relpath(path, root))), words)
+    if call.version:
+        from flodl_cli import __version__
 
-    root = find_root(Path.cwd(), os.environ)
-    if root is None:
-        raise CliError(f"no {MANIFEST} here or in a folder above")
-    manifest = load(root, root, ())
-    if not argv or argv[0] in ("-h", "--help"):
-        print("Commands:")
-        for name, command in manifest.commands().items():
-            print(f"  {name:14} {command.description}")
+        print(f"fdl {__version__}")
         return 0
-    for step in plan(manifest, argv, load, child_environment(root, os.environ)):
-        if shutil.which(step.argv[0], path=step.env.get("PATH")) is None:
-            raise CliError(f"{step.title}: no program '{step.argv[0]}' on PATH")
-        program = shutil.which(step.argv[0], path=step.env.get("PATH")) or step.argv[0]
-        status = run_child((program, *step.argv[1:]), cwd=step.cwd, env=step.env, grace_s=step.grace_s)
-        if status:
-            return status
+    # A broken manifest is told whatever is called; where there is none, the built-ins still work.
+    manifest = call.loader.load() if call.root else None
+    commands = manifest.commands() if manifest else {}
+    name = call.words[0] if call.words else ""
+    if not name:
+        return _overview(call, manifest)
+    if name in BUILTINS and name not in commands:
+        return run_builtin(name, [*call.words[1:], *(["--help"] if call.help else [])], call)
+    if manifest is not None and name not in commands and name in environments(manifest.root):  # `fdl ci test`
+        return dispatch(replace(call, words=call.words[1:], environments=(*call.environments, name)))
+    if manifest is None:
+        return _no_project(name)
+    return _task(call, manifest)
+
+
+def _no_project(name: str) -> int:
+    from flodl_cli.builtins import BUILTINS
+    from flodl_cli.errors import nearest
+    from flodl_cli.project import MANIFEST
+
+    raise CliError(f"no command '{name}': there is no {MANIFEST} in this folder or one above.{nearest(name, BUILTINS)}")
+
+
+def _overview(call: Call, manifest: Manifest | None) -> int:
+    """`fdl` alone. Broken commands are told, and hide none of the others."""
+    from flodl_cli.help import manifest_help
+    from flodl_cli.terminal import Style
+
+    for line in manifest_help(manifest, Style(ansi=call.ansi), builtins=True):
+        print(line)
+    problems = [problem for _, problem in manifest.problems] if manifest else []
+    if problems:
+        sys.stdout.flush()
+        raise CliError(*problems)
     return 0
+
+
+def _task(call: Call, manifest: Manifest) -> int:
+    from flodl_cli.project import child_environment
+    from flodl_cli.tasks.execute import execute, printed
+    from flodl_cli.tasks.plan import Planner
+
+    loader = call.loader
+    env = child_environment(loader.root, os.environ)
+    if call.help or _asks_for_help(call.words):
+        from flodl_cli.taskhelp import print_help
+
+        return print_help(call, manifest, env)
+    steps = Planner(loader, env).plan(manifest, call.words)
+    if call.dry_run:
+        for line in printed(steps, loader.root):
+            print(line)
+        return 0
+    if call.verbosity > 0:
+        for step in steps:
+            detail = f": {shlex.join(step.argv)}" if call.verbosity > 1 else ""
+            print(f"fdl: {step.title}{detail}", file=sys.stderr)
+            if call.verbosity > 2:
+                for name in step.added:
+                    print(f"fdl:   {name}={step.env[name]}", file=sys.stderr)
+    return execute(steps, loader.root)
+
+
+def _asks_for_help(words: Sequence[str]) -> bool:
+    own = words[: words.index("--")] if "--" in words else words
+    return any(w in ("--help", "-h") for w in own)

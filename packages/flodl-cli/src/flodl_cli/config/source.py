@@ -55,6 +55,8 @@ class Place:
 
     def excerpt(self) -> str:
         """The line, and carets under the place, each after a line break; empty when there is no such line."""
+        if self.source.path is None:
+            return ""
         lines = self.source.text.splitlines()
         if not 1 <= self.line <= len(lines):
             return ""

@@ -256,4 +256,5 @@ class _Composer:
         if "\t" in line[: mark.column + 1]:
             place = self.source.place(mark.line + 1, line.index("\t") + 1)
             return CliError(Problem("a tab: YAML is indented with spaces", place))
-        return CliError(Problem(f"not valid YAML: {message}", place))
+        quote = ' (between { } a reference must be in quotes: "${name}")' if "${" in line else ""
+        return CliError(Problem(f"not valid YAML: {message}{quote}", place))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from flodl_cli.config.layers import RUN_SECTIONS
 from flodl_cli.config.node import Node
+from flodl_cli.errors import Problem
 from flodl_cli.project import MANIFEST
 
 __all__ = ["Command", "Manifest", "Step"]
@@ -19,6 +21,13 @@ class Manifest:
     root: Path  # the project's folder; the same as `folder` for the first manifest
     node: Node
     words: tuple[str, ...] = ()  # the commands that led here: ("bench",)
+    problems: tuple[tuple[tuple[str, ...], Problem], ...] = ()  # of single commands
+    above: tuple[Path, ...] = ()  # the folders of the manifests that led here
+
+    @property
+    def title(self) -> str:
+        """How it is called: `fdl bench`."""
+        return " ".join(("fdl", *self.words))
 
     def text(self, *path: str) -> str:
         """The string at a path of keys; empty where there is none."""
@@ -28,7 +37,18 @@ class Manifest:
     def commands(self) -> dict[str, Command]:
         """The commands by name, in the manifest's order."""
         node = self.node.get("commands")
-        return {name: _command(self, name, value) for name, value in (node.entries() if node else {}).items()}
+        return {name: self._command(name, value) for name, value in (node.entries() if node else {}).items()}
+
+    def _command(self, name: str, node: Node) -> Command:
+        problems = tuple(p for path, p in self.problems if path[:2] == ("commands", name))
+        path = node.get("path")
+        folder = self.folder / (str(path.data) if path else name)
+        if node.get("run"):
+            return Command(name, "run", node, problems=problems)
+        preset = any(node.get(s) for s in RUN_SECTIONS)
+        if path is not None or (not preset and (folder / MANIFEST).exists()):
+            return Command(name, "path", node, folder, problems)
+        return Command(name, "preset", node, problems=problems)
 
 
 @dataclass(frozen=True)
@@ -39,6 +59,7 @@ class Command:
     kind: str  # run, path or preset
     node: Node
     folder: Path | None = None  # of a path command
+    problems: tuple[Problem, ...] = ()
 
     @property
     def description(self) -> str:
@@ -53,17 +74,8 @@ class Step:
     title: str  # the words that call it: "bench graph"
     argv: tuple[str, ...]
     cwd: Path
-    env: dict[str, str]
+    env: dict[str, str]  # the whole environment
+    added: tuple[str, ...] = ()  # the names in it that the manifest sets
+    config: dict[str, object] = field(default_factory=dict)  # the run configuration, for the file FDL_CONFIG
+    docker: str = ""  # the compose service that it runs in
     grace_s: float = 10.0
-
-
-def _command(manifest: Manifest, name: str, node: Node) -> Command:
-    if node.get("run"):
-        return Command(name, "run", node)
-    path = node.get("path")
-    folder = manifest.folder / (str(path.data) if path else name)
-    if path is not None:
-        return Command(name, "path", node, folder)
-    if not any(node.get(s) for s in ("training", "ddp", "output", "options")) and (folder / MANIFEST).exists():
-        return Command(name, "path", node, folder)
-    return Command(name, "preset", node)

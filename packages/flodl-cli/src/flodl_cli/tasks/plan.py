@@ -2,80 +2,199 @@
 
 from __future__ import annotations
 
+import re
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from flodl_cli.config.node import Node
 from flodl_cli.errors import CliError, Problem, nearest
-from flodl_cli.project import MANIFEST
+from flodl_cli.manifest import Loader
+from flodl_cli.tasks.dotenv import read_dotenv
+from flodl_cli.tasks.entry import entry_words
 from flodl_cli.tasks.model import Command, Manifest, Step
 
-__all__ = ["plan"]
+__all__ = ["Planner"]
 
-Load = Callable[[Path, Path, tuple[str, ...]], Manifest]
+_GRACE_S = 10.0
 
 
-def plan(manifest: Manifest, words: Sequence[str], load: Load, env: dict[str, str]) -> list[Step]:
-    """The steps of a call such as ["bench", "graph", "--rounds", "3"]."""
-    commands = manifest.commands()
-    if words and words[0] in commands:
-        command = commands[words[0]]
+@dataclass
+class Planner:
+    """Collects the steps of a call: what it needs first, each once."""
+
+    loader: Loader
+    env: dict[str, str]  # that tasks start from
+    steps: list[Step] = field(default_factory=list)
+    done: set[tuple[str, ...]] = field(default_factory=set)
+    open: list[str] = field(default_factory=list)  # the needs that are being planned, for cycles
+
+    def plan(self, manifest: Manifest, words: Sequence[str], scope: tuple[Node, ...] = ()) -> list[Step]:
+        """Adds the steps of a call such as ["bench", "graph", "--rounds", "3"] and returns all of them.
+
+        `scope` are the commands and manifests around, whose `env` holds here, too.
+        """
+        commands = manifest.commands()
+        command = commands.get(words[0]) if words else None
+        around = (*scope, manifest.node)
+        if command is None:
+            self._without_command(manifest, words, commands, around)
+            return self.steps
+        if command.problems:
+            raise CliError(*command.problems)
+        self._needs(manifest, command, scope)
         if command.kind == "run":
-            return [run_step(manifest, command, words[1:], env)]
-        if command.kind == "path":
-            assert command.folder is not None
-            if not (command.folder / MANIFEST).exists():
+            self.steps.append(self._run_step(manifest, command, words[1:], around))
+        elif command.kind == "path":
+            self.plan(self.loader.enter(manifest, command), words[1:], (*around, command.node))
+        else:
+            self.steps.append(self._entry_step(manifest, command, words[1:], around))
+        return self.steps
+
+    def _without_command(
+        self, manifest: Manifest, words: Sequence[str], commands: dict[str, Command], around: tuple[Node, ...]
+    ) -> None:
+        if manifest.text("entry") and (manifest.words or not words or words[0].startswith("-")):
+            self.steps.append(self._entry_step(manifest, None, words, around))
+            return
+        offered = f" {manifest.title} --help lists them." if commands else ""
+        if words:
+            raise CliError(f"{manifest.title} has no command '{words[0]}'.{nearest(words[0], commands)}{offered}")
+        raise CliError(f"{manifest.title} needs a command.{nearest('', commands)}{offered}")
+
+    def _needs(self, manifest: Manifest, command: Command, scope: tuple[Node, ...]) -> None:
+        title = " ".join((*manifest.words, command.name))
+        for node in _texts(command.node.get("needs")):
+            if title in self.open:
+                cycle = [*self.open[self.open.index(title) :], title]
+                raise CliError(Problem("needs: a cycle: " + " -> ".join(cycle), node.place))
+            words = _split(node, "needs")
+            if words and words[0] not in manifest.commands():
                 raise CliError(
-                    Problem(f"'{command.name}': there is no {command.folder / MANIFEST}", command.node.place)
+                    Problem(f"needs: no command '{words[0]}'.{nearest(words[0], manifest.commands())}", node.place)
                 )
-            inner = load(command.folder, manifest.root, (*manifest.words, command.name))
-            return plan(inner, words[1:], load, {**env, **variables(command.node.get("env"))})
-    if manifest.words and manifest.text("entry"):
-        return [entry_step(manifest, words, env)]
-    if words:
-        where = "fdl " + " ".join(manifest.words) if manifest.words else "fdl"
-        raise CliError(f"{where} has no command '{words[0]}'.{nearest(words[0], commands)}")
-    raise CliError(f"fdl {' '.join(manifest.words)} needs a command.{nearest('', commands)}")
+            key = (str(manifest.folder), *words)
+            if key in self.done:
+                continue
+            self.open.append(title)
+            self.plan(manifest, words, scope)
+            self.open.pop()
+            self.done.add(key)
+
+    def _run_step(self, manifest: Manifest, command: Command, words: Sequence[str], around: tuple[Node, ...]) -> Step:
+        title = " ".join((*manifest.words, command.name))
+        if words and words[0] != "--":
+            raise CliError(f"{title} takes arguments after `--`: fdl {title} -- {shlex.join(words)}")
+        line = manifest.text("commands", command.name, "run").rstrip()
+        argv = shell_words(line, words[1:], manifest.text("commands", command.name, "append").strip())
+        return self._step(manifest, command, title, argv, around, manifest.node)
+
+    def _entry_step(
+        self, manifest: Manifest, command: Command | None, words: Sequence[str], around: tuple[Node, ...]
+    ) -> Step:
+        title = " ".join((*manifest.words, command.name) if command else manifest.words) or "entry"
+        node = manifest.node.get("entry")
+        if node is None:
+            assert command is not None
+            message = f"command '{command.name}' is a preset, and this manifest has no entry for it to start"
+            raise CliError(Problem(message, command.node.key))
+        argv, settings = entry_words(manifest, command, _split(node, "entry"), words, self.env)
+        return self._step(manifest, command, title, argv, around, settings)
+
+    def _step(
+        self,
+        manifest: Manifest,
+        command: Command | None,
+        title: str,
+        argv: tuple[str, ...],
+        around: tuple[Node, ...],
+        settings: Node,
+    ) -> Step:
+        nodes = (*around, command.node) if command else around
+        env, added = self._environment(manifest, nodes)
+        cwd = manifest.folder
+        if command and (node := command.node.get("cwd")):
+            cwd = manifest.folder / str(node.data)
+            if not cwd.is_dir():
+                raise CliError(Problem(f"cwd: there is no folder {cwd}", node.place))
+        docker, grace = _last(nodes, "docker"), _last(nodes, "grace")
+        return Step(
+            title,
+            argv,
+            cwd,
+            env,
+            added,
+            run_configuration(settings),
+            docker.data if docker and isinstance(docker.data, str) else "",
+            float(str(grace.data)) if grace else self._grace_s(),
+        )
+
+    def _grace_s(self) -> float:
+        text = self.env.get("FDL_GRACE", str(_GRACE_S))
+        try:
+            return float(text)
+        except ValueError:
+            raise CliError(f"FDL_GRACE={text}: it must be a number of seconds") from None
+
+    def _environment(self, manifest: Manifest, nodes: Sequence[Node]) -> tuple[dict[str, str], tuple[str, ...]]:
+        """dotenv files below the real environment, `env:` above it; the inner manifest wins."""
+        from_files: dict[str, str] = {}
+        own: dict[str, str] = {}
+        for node in nodes:
+            for name in _texts(node.get("dotenv")):
+                folder = Path(name.place.source.path).parent if name.place.source.path else manifest.folder
+                from_files.update(read_dotenv(folder / str(name.data), name.place))
+            variables = node.get("env")
+            own.update({k: _variable(v) for k, v in (variables.entries() if variables else {}).items()})
+        added = tuple(dict.fromkeys([*(n for n in from_files if n not in self.env), *own]))
+        return {**from_files, **self.env, **own}, added
 
 
-def run_step(manifest: Manifest, command: Command, words: Sequence[str], env: dict[str, str]) -> Step:
-    """A shell line; what stands after `--` is handed to it as words, never as text."""
-    title = " ".join((*manifest.words, command.name))
-    if words and words[0] != "--":
-        raise CliError(f"'{words[0]}': {command.name} takes arguments after `--`: fdl {title} -- {shlex.join(words)}")
-    node = command.node.get("run")
-    assert node is not None
-    line = str(node.data).rstrip()
-    argv = ("sh", "-c", f'{line} "$@"', "sh", *words[1:]) if words[1:] else ("sh", "-c", line)
-    return Step(
-        title,
-        argv,
-        manifest.folder,
-        {**env, **variables(manifest.node.get("env")), **variables(command.node.get("env"))},
-    )
+def shell_words(line: str, words: Sequence[str], append: str) -> tuple[str, ...]:
+    """`sh -c` with the typed words as its parameters: no shell ever reads them as text."""
+    takes_words = re.search(r"\$[@*1-9]|\$\{[@*1-9]", line) is not None
+    if words and not takes_words:
+        line += ' "$@"'
+    if append:
+        line += f" {append}"
+    return ("sh", "-c", line, "sh", *words) if words or takes_words else ("sh", "-c", line)
 
 
-def entry_step(manifest: Manifest, words: Sequence[str], env: dict[str, str]) -> Step:
-    """The entry of a manifest: a program and its first arguments; what was typed follows."""
-    node = manifest.node.get("entry")
-    assert node is not None
-    try:
-        argv = shlex.split(str(node.data))
-    except ValueError as error:
-        raise CliError(Problem(f"entry: {error}", node.place)) from None
-    return Step(
-        " ".join(manifest.words), (*argv, *words), manifest.folder, {**env, **variables(manifest.node.get("env"))}
-    )
+def run_configuration(settings: Node) -> dict[str, object]:
+    """What `FDL_CONFIG` holds: the sections of a run and where each setting came from."""
+    from flodl_cli.config.paths import dotted
+    from flodl_cli.config.report import leaves, origin
 
-
-def variables(node: object) -> dict[str, str]:
-    """`env:` as strings."""
-    from flodl_cli.config.node import Node
-
-    if not isinstance(node, Node):
+    sections = {name: node for name in ("training", "ddp", "output") if (node := settings.get(name)) and node.entries()}
+    if not sections:
         return {}
-    return {k: shown(v.data) for k, v in node.entries().items()}
+    origins = {
+        dotted((name, *path)): origin(leaf.place)
+        for name, node in sections.items()
+        for path, leaf in leaves(node)
+        if not leaf.deleted
+    }
+    return {"values": {name: node.plain() for name, node in sections.items()}, "origins": origins}
 
 
-def shown(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+def _texts(node: Node | None) -> list[Node]:
+    """A text or a list of texts as nodes."""
+    if node is None:
+        return []
+    return node.items() or ([node] if isinstance(node.data, str) else [])
+
+
+def _last(nodes: Sequence[Node], key: str) -> Node | None:
+    return next((found for node in reversed(nodes) if (found := node.get(key)) is not None), None)
+
+
+def _split(node: Node, key: str) -> list[str]:
+    try:
+        return shlex.split(str(node.data))
+    except ValueError as error:
+        raise CliError(Problem(f"{key}: {str(error).lower()}", node.place)) from None
+
+
+def _variable(node: Node) -> str:
+    return str(node.data).lower() if isinstance(node.data, bool) else str(node.data)

@@ -1,0 +1,44 @@
+"""The commands that fdl itself has; each module is imported when its command runs, not before."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import click
+
+    from flodl_cli.call import Call
+
+__all__ = ["BUILTINS", "command", "run_builtin"]
+
+# name: (module and click command, description)
+BUILTINS = {
+    "config": ("flodl_cli.commands.config:config", "show, explain, compare and check the configuration"),
+    "schema": ("flodl_cli.commands.schema:schema", "what is known of the arguments of entries"),
+    "completions": ("flodl_cli.commands.completions:completions", "print the completion script of a shell"),
+    "autocomplete": ("flodl_cli.commands.completions:autocomplete", "install completion for your shell"),
+}
+
+
+def command(name: str) -> click.Command:
+    """The click command of a built-in."""
+    module, _, attribute = BUILTINS[name][0].partition(":")
+    found: click.Command = getattr(importlib.import_module(module), attribute)
+    return found
+
+
+def run_builtin(name: str, words: list[str], call: Call) -> int:
+    """Runs a built-in; wrong calls end with exit code 2 and its usage."""
+    import click
+
+    try:
+        status = command(name).main(words, prog_name=f"fdl {name}", standalone_mode=False, obj=call)
+    except click.exceptions.Exit as error:
+        return error.exit_code
+    except click.exceptions.Abort:
+        return 130
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    return status if isinstance(status, int) else 0

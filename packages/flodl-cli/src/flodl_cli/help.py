@@ -1,0 +1,87 @@
+"""What `fdl`, `fdl COMMAND --help` and a folder's help print."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Iterator
+
+from flodl_cli.builtins import BUILTINS
+from flodl_cli.call import GLOBAL_OPTIONS
+from flodl_cli.config.emit import flow_text
+from flodl_cli.config.layers import environments
+from flodl_cli.tasks.model import Command, Manifest
+from flodl_cli.terminal import Style, width
+
+__all__ = ["command_help", "manifest_help", "table"]
+
+_KINDS = (("run", "Tasks"), ("path", "Folders"), ("preset", "Presets"))
+
+
+def table(rows: Iterable[tuple[str, str]], indent: int = 2) -> Iterator[str]:
+    """Two columns, the second one wrapped to the terminal."""
+    rows = list(rows)
+    left = min(max((len(name) for name, _ in rows), default=0), 30)
+    for name, text in rows:
+        head = " " * indent + f"{name:<{left}}  "
+        lines = textwrap.wrap(text, max(20, width() - indent - left - 2)) or [""]
+        if len(name) > left:
+            yield (" " * indent + name).rstrip()
+            head = " " * len(head[: indent + left + 2])
+        yield (head + lines[0]).rstrip()
+        for line in lines[1:]:
+            yield " " * (indent + left + 2) + line
+
+
+def manifest_help(manifest: Manifest | None, style: Style, *, builtins: bool) -> Iterator[str]:
+    """The commands of a manifest, grouped."""
+    title = manifest.title if manifest else "fdl"
+    if manifest and (description := manifest.text("description")):
+        yield description
+        yield ""
+    yield (
+        f"{style.bold('Usage:')} {title} [OPTIONS] COMMAND [ARGUMENTS]"
+        if builtins
+        else f"{style.bold('Usage:')} {title} COMMAND"
+    )
+    if manifest:
+        commands = list(manifest.commands().values())
+        for kind, heading in _KINDS:
+            rows = [(c.name, _described(c)) for c in commands if c.kind == kind]
+            if rows:
+                yield from ("", style.bold(heading), *table(rows))
+    if builtins:
+        taken = set(manifest.commands()) if manifest else set()
+        yield from (
+            "",
+            style.bold("Built in"),
+            *table((n, text) for n, (_, text) in BUILTINS.items() if n not in taken),
+        )
+        names = environments(manifest.root) if manifest else []
+        if names:
+            yield from ("", f"{style.bold('Environments:')} {', '.join(names)}")
+        rows = [(", ".join(flags) + (f" {value}" if value else ""), text) for flags, value, text in GLOBAL_OPTIONS]
+        yield from ("", style.bold("Options"), *table(rows))
+
+
+def _described(command: Command) -> str:
+    if command.problems:
+        return f"({command.problems[0].message})"
+    if command.description:
+        return command.description
+    if command.kind == "run":
+        return " ".join(str(command.node.entries()["run"].data).split())
+    return ""
+
+
+def command_help(manifest: Manifest, command: Command, style: Style) -> Iterator[str]:
+    """A run command: what it is and what it runs."""
+    title = " ".join((*manifest.words, command.name))
+    if command.description:
+        yield from (command.description, "")
+    yield f"{style.bold('Usage:')} fdl {title} [-- ARGUMENTS]"
+    rows = [(key, flow_text(node.plain())) for key, node in command.node.entries().items() if key != "description"]
+    yield ""
+    for (key, text), node in zip(
+        rows, (n for k, n in command.node.entries().items() if k != "description"), strict=True
+    ):
+        yield f"  {key}: {text}  {style.dim('# ' + node.place.text)}"
