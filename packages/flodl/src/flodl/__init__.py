@@ -22,7 +22,19 @@ if TYPE_CHECKING:
         StoreError,
         TrainingError,
     )
-    from flodl.graph import FlowBuilder, Graph, StateAdd, flow
+    from flodl.graph import (
+        ArgmaxSelector,
+        FixedSelector,
+        FlowBuilder,
+        Graph,
+        LearnedHalt,
+        SigmoidRouter,
+        SoftmaxRouter,
+        StateAdd,
+        ThresholdHalt,
+        emit,
+        flow,
+    )
     from flodl.train import OutputConfig, Progress, RunConfig, TrainedState, Trainer, TrainHandle, TrainingConfig
 
 _MODULES = ("checkpoint", "data", "monitor")
@@ -37,25 +49,43 @@ _NAMES = {
         "StoreError",
         "TrainingError",
     ),
-    "graph": ("FlowBuilder", "Graph", "StateAdd", "flow"),
+    "graph": (
+        "ArgmaxSelector",
+        "FixedSelector",
+        "FlowBuilder",
+        "Graph",
+        "LearnedHalt",
+        "SigmoidRouter",
+        "SoftmaxRouter",
+        "StateAdd",
+        "ThresholdHalt",
+        "emit",
+        "flow",
+    ),
     "train": ("OutputConfig", "Progress", "RunConfig", "TrainHandle", "TrainedState", "Trainer", "TrainingConfig"),
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = [
+    "ArgmaxSelector",
     "CheckpointError",
     "ConfigError",
     "DataError",
+    "FixedSelector",
     "FlodlError",
     "FlowBuilder",
     "FlowError",
     "Graph",
+    "LearnedHalt",
     "OutputConfig",
     "Progress",
     "RunConfig",
+    "SigmoidRouter",
+    "SoftmaxRouter",
     "StateAdd",
     "StepError",
     "StoreError",
+    "ThresholdHalt",
     "TrainHandle",
     "TrainedState",
     "Trainer",
@@ -64,6 +94,7 @@ __all__ = [
     "__version__",
     "checkpoint",
     "data",
+    "emit",
     "flow",
     "monitor",
 ]

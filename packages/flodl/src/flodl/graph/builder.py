@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from torch import nn
-
+from flodl.errors import FlowError
 from flodl.graph.model import Graph
+from flodl.graph.parts import Part, part_name
 
 __all__ = ["FlowBuilder", "Step", "flow"]
-
-#: What a flow is made of: a module, any callable on tensors, or a flow that is built on the spot.
-Part = Any
 
 
 @dataclass
@@ -24,22 +21,17 @@ class Step:
     kind: str
     parts: tuple[Part, ...] = ()
     tags: tuple[str, ...] = ()
+    internal: tuple[str, ...] = ()
     group: str = ""
     using: dict[str, str] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
 
+    def with_parts(self, parts: tuple[Part, ...]) -> Step:
+        """The same step with other parts."""
+        return replace(self, parts=parts)
+
     def __str__(self) -> str:
         return f"{self.kind}({', '.join(part_name(p) for p in self.parts)})"
-
-
-def part_name(part: Part) -> str:
-    """How messages call a part: a module's class, a function's name, the label of a flow."""
-    if isinstance(part, FlowBuilder):
-        return part._label or "flow"
-    if isinstance(part, nn.Module):
-        return getattr(part, "label", "") or type(part).__name__
-    name = getattr(part, "__name__", None) or type(part).__name__
-    return "lambda" if name == "<lambda>" else str(name)
 
 
 class FlowBuilder:
@@ -82,9 +74,72 @@ class FlowBuilder:
         """Join the branches of the `split` before: `"add"`, `"mean"`, `"cat"` (along `dim`), or a callable that takes them."""
         return self._add(Step("merge", (), options={"how": how, "dim": dim}))
 
+    def loop_body(self, body: Part, *, emits: Sequence[str] = ()) -> FlowBuilder:
+        """Repeat `body` on the value; how often is said by `for_n`, `while_cond` or `until_cond`, which comes next.
+
+        `emits` are the names that body or condition give to `fl.emit`, for traces.
+        """
+        return self._add(Step("loop_body", (body,), options={"emits": tuple(emits)}))
+
+    def for_n(self, n: int) -> FlowBuilder:
+        """Run the loop body `n` times."""
+        return self._complete("for_n", "loop_body", times=n)
+
+    def while_cond(self, condition: Part, max: int, *, per_sample: bool = False) -> FlowBuilder:
+        """Run the loop body while `condition(value)` is true, asked before each of at most `max` iterations.
+
+        The condition gives booleans, one or (batch,); the loop goes on while one of them is true. With `per_sample`
+        each sample leaves the loop by itself, with the same result as alone.
+        """
+        return self._complete("while_cond", "loop_body", condition, times=max, loop="while", per_sample=per_sample)
+
+    def until_cond(self, condition: Part, max: int, *, per_sample: bool = False) -> FlowBuilder:
+        """Run the loop body until `condition(value)` is true, asked after each of at most `max` iterations.
+
+        The condition gives booleans, one or (batch,); the loop ends when all of them are true. With `per_sample` each
+        sample leaves the loop by itself, with the same result as alone. `LearnedHalt` halts per sample in any case.
+        """
+        return self._complete("until_cond", "loop_body", condition, times=max, loop="until", per_sample=per_sample)
+
+    def gate(self, router: Part, experts: Sequence[Part]) -> FlowBuilder:
+        """Soft routing: all experts run, the value becomes their sum weighted by `router(value): (batch, ..., experts)`."""
+        return self._add(Step("gate", (router, *experts)))
+
+    def switch(self, selector: Part, branches: Sequence[Part], *, per_sample: bool = False) -> FlowBuilder:
+        """Hard routing: only the branch that `selector(value)` chooses runs; with `per_sample` each sample has its own.
+
+        The selector gives an integer (per sample: (batch,) integers) or scores (batch, branches).
+        """
+        return self._add(Step("switch", (selector, *branches), options={"per_sample": per_sample}))
+
+    def map(self, body: Part) -> FlowBuilder:
+        """Apply `body` to each element; of what is said by `each`, `over` or `slices`, which comes next."""
+        return self._add(Step("map", (body,)))
+
+    def each(self) -> FlowBuilder:
+        """Map over the rows of the value: the body gets (1, ...)."""
+        return self._complete("each", "map", over="rows")
+
+    def over(self, tag: str) -> FlowBuilder:
+        """Map over the rows of a named value; the result goes on as the value."""
+        return self._complete("over", "map", over="tag", tag=tag)
+
+    def slices(self, n: int) -> FlowBuilder:
+        """Map over `n` equal slices of the last dimension; the results are put side by side again."""
+        return self._complete("slices", "map", over="slices", slices=n)
+
+    def batched(self) -> FlowBuilder:
+        """Map in one call of the body, with the elements as a batch: for bodies that have no state."""
+        return self._complete("batched", "map", batched=True)
+
     def tag(self, name: str) -> FlowBuilder:
         """Name the value of the step before, for `using`, label paths and observation."""
         self._steps[-1].tags = (*self._steps[-1].tags, name)
+        return self
+
+    def internal(self, name: str) -> FlowBuilder:
+        """Name the value of the step before for this flow only: no other flow can address or observe it."""
+        self._steps[-1].internal = (*self._steps[-1].internal, name)
         return self
 
     def tag_group(self, name: str) -> FlowBuilder:
@@ -119,17 +174,28 @@ class FlowBuilder:
         other._label = self._label
         return other
 
-    def build(self) -> Graph:
+    def build(self, *, save_state: bool = False) -> Graph:
         """Check the flow and lower it to a module.
 
+        With `save_state` the state carried between calls is part of `state_dict`.
         Raises `FlowError`, naming the step by number and content, when the flow makes no sense.
         """
         from flodl.graph.lower import lower
 
-        return lower(self._steps, tuple(self._inputs), self._label)
+        return lower(self, save_state=save_state)
 
     def _add(self, step: Step) -> FlowBuilder:
         self._steps.append(step)
+        return self
+
+    def _complete(self, method: str, kind: str, *parts: Part, **options: Any) -> FlowBuilder:
+        """Say more about the step before, which must be of this kind."""
+        step = self._steps[-1]
+        if step.kind != kind:
+            raise FlowError(f"{method} belongs after {kind}; the step before is {len(self._steps)}, {step}")
+        for option in options.keys() & step.options.keys():
+            raise FlowError(f"step {len(self._steps)}, {step}: {method} comes second, {option!r} is said already")
+        self._steps[-1] = replace(step, parts=(*step.parts, *parts), options={**step.options, **options})
         return self
 
     def __repr__(self) -> str:

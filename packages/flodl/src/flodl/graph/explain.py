@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["explain", "shape_of"]
 
 _TORCH = os.path.dirname(torch.__file__)
+_OURS = os.path.dirname(__file__)
 #: What torch raises for tensors that do not fit; anything else keeps its type.
 _MISFITS = (RuntimeError, TypeError, ValueError, IndexError)
 
@@ -38,9 +39,10 @@ def explain(error: Exception, model: Graph, args: tuple[Any, ...], kwargs: dict[
     line, variables = place
     step = f"step {line.step} ({model._plan.steps[line.step - 1]})"
     inputs = ", ".join(f"{n} {shape_of(variables[n])}" for n in _names(line.value) if n in variables)
-    if isinstance(error, StepError):  # of a nested flow, or of a state cell
+    if isinstance(error, StepError) and str(error).startswith("flow"):  # of a nested flow, says where already
         return StepError(f"{where}, {step}\n  in {error}")
-    if type(error) in _MISFITS and not isinstance(error, FlodlError) and _from_torch(error.__traceback__):
+    ours = isinstance(error, StepError)  # of one of our modules
+    if ours or (type(error) in _MISFITS and not isinstance(error, FlodlError) and _from_torch(error.__traceback__)):
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         return StepError(f"{where}, {step}: {first}\n  input: {inputs}")
     if hasattr(error, "add_note"):
@@ -93,4 +95,4 @@ def _innermost(trace: TracebackType | None) -> str:
 
 def _from_torch(trace: TracebackType | None) -> bool:
     name = _innermost(trace)
-    return name.startswith((_TORCH, "<flow "))
+    return name.startswith((_TORCH, _OURS, "<flow "))

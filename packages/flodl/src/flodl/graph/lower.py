@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 import keyword
 import operator
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,28 +12,35 @@ from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
 from flodl.errors import FlowError, nearest
-from flodl.graph.builder import FlowBuilder, Step, part_name
+from flodl.graph.builder import FlowBuilder, Step
+from flodl.graph.halting import AdaptiveLoop, LearnedHalt
+from flodl.graph.loops import ConditionalLoop, Loop
+from flodl.graph.maps import Map
 from flodl.graph.model import Graph
+from flodl.graph.names import STREAM, snake_case, suggestion, usable
+from flodl.graph.parts import Function, part_name, signature_of, takes
 from flodl.graph.plan import Call, Line, Plan, Ref
+from flodl.graph.routing import Gate, Switch
 from flodl.graph.state import StateCell
 
 __all__ = ["lower"]
 
-STREAM = "x"  # the variable of the value that flows, and the name of the first input
 _MERGES = ("add", "mean", "cat")
 
 
-def lower(steps: Sequence[Step], inputs: tuple[str, ...], label: str) -> Graph:
+def lower(builder: FlowBuilder, *, save_state: bool = False) -> Graph:
     """The module that these steps describe. Raises `FlowError` with the step's number and name."""
-    lowering = _Lowering(list(steps), inputs, label)
+    lowering = _Lowering(builder, save_state)
     lowering.run()
     plan = Plan(
-        inputs=(STREAM, *inputs),
+        inputs=(STREAM, *builder._inputs),
         lines=tuple(lowering.lines),
         output=lowering.stream,
-        steps=tuple(str(s) for s in steps),
+        steps=tuple(str(s) for s in builder._steps),
         tags=lowering.tag_paths,
-        label=label,
+        label=builder._label,
+        groups={s.group: tuple(f"{s.group}_{i}" for i in range(len(s.parts))) for s in builder._steps if s.group},
+        internal=frozenset(t for s in builder._steps for t in s.internal),
     )
     return Graph._of_plan(plan, lowering.modules)
 
@@ -43,9 +48,11 @@ def lower(steps: Sequence[Step], inputs: tuple[str, ...], label: str) -> Graph:
 class _Lowering:
     """One pass over the steps; what it has made so far is in its attributes."""
 
-    def __init__(self, steps: list[Step], inputs: tuple[str, ...], label: str) -> None:
-        self.steps = steps
-        self.label = label
+    def __init__(self, builder: FlowBuilder, save_state: bool) -> None:
+        self.steps = builder._steps
+        self.inputs = tuple(builder._inputs)
+        self.label = builder._label
+        self.save_state = save_state
         self.number = 1
         self.lines: list[Line] = []
         self.modules: dict[str, nn.Module] = {}
@@ -53,10 +60,12 @@ class _Lowering:
         self.stream = STREAM
         self._split: tuple[int, list[str]] | None = None  # the open split: its step and its branches' variables
         self._paths: dict[int, str] = {}  # id of a module -> attribute name: a module in two steps is one, tied
-        self._check_names(inputs, label)
-        self._made_at = self._tags(inputs)  # name -> the step that makes it (0 for an input)
-        self._variables = {name: name for name in inputs}  # names that can be read here and now
-        self._wanted = {name for step in steps for name in step.using.values()}
+        self._built: dict[int, Graph] = {}  # id of a builder among the parts -> what it was built to
+        self._counts: dict[str, int] = {}  # automatic names given so far, by their beginning
+        self._check_names()
+        self._made_at = self._tags()  # name -> the step that makes it (0 for an input)
+        self._variables = {name: name for name in self.inputs}  # names that can be read here and now
+        self._wanted = {name for step in self.steps for name in _reads(step)}
         self._state: set[str] = set()  # names read before the step that makes them
 
     @property
@@ -70,13 +79,16 @@ class _Lowering:
                 raise self._error(f"the split of step {self._split[0]} is not merged yet")
             if step.group and step.kind != "split":
                 raise self._error("tag_group names the branches of a split; use tag here")
-            if step.tags and step.kind == "split":
+            if (step.tags or step.internal) and step.kind == "split":
                 raise self._error("a split has several values; name them with tag_group")
-            extra = self._references(step)
-            getattr(self, f"_lower_{step.kind}", self._lower_unknown)(step, extra)
+            step = self._with_built_parts(step)
+            extra = {keyword_name: self._read(name) for keyword_name, name in step.using.items()}
+            getattr(self, f"_lower_{step.kind}")(step, extra)
         if self._split:
             self.number = self._split[0]
             raise self._error("this split is never merged")
+        if self._state:
+            self.lines.insert(0, Line(1, "", Call("", tuple(map(Ref, (STREAM, *self.inputs))), method="_start_state")))
 
     # -- one method per kind of step; `extra` holds the named values that the step reads, by keyword
 
@@ -128,21 +140,91 @@ class _Lowering:
             value = self._call(how, extra, args=branches)
         self._assign(value)
 
-    def _lower_unknown(self, step: Step, extra: dict[str, Ref]) -> None:
-        raise self._error(f"unknown kind of step {step.kind!r}")
+    def _lower_loop_body(self, step: Step, extra: dict[str, Ref]) -> None:
+        body, emits, times = step.parts[0], step.options["emits"], step.options.get("times")
+        if times is None:
+            raise self._error("how often? Add .for_n(n), .while_cond(condition, max) or .until_cond(condition, max)")
+        if not isinstance(times, int) or times < 1:
+            raise self._error(f"a loop runs at least once, not {times!r} times")
+        if len(step.parts) == 1:
+            self._check_part(body, 1, extra)
+            self._composite(Loop(_child(body), times, emits), extra)
+            return
+        condition, kind = step.parts[1], step.options["loop"]
+        shared = self._shares(dict(zip(("body", "condition"), step.parts, strict=True)), extra)
+        if isinstance(condition, LearnedHalt):
+            if kind == "while":
+                raise self._error("LearnedHalt says when to stop: use until_cond")
+            self._composite(AdaptiveLoop(_child(body), condition, times, shared, emits), extra)
+            return
+        parts = (_child(body), _child(condition))
+        self._composite(ConditionalLoop(*parts, kind, times, step.options["per_sample"], shared, emits), extra)
+
+    def _lower_gate(self, step: Step, extra: dict[str, Ref]) -> None:
+        router, *experts = step.parts
+        shared = self._shares({"router": router, **_numbered("experts", experts)}, extra)
+        self._composite(Gate(_child(router), [_child(e) for e in experts], shared), extra)
+
+    def _lower_switch(self, step: Step, extra: dict[str, Ref]) -> None:
+        selector, *branches = step.parts
+        shared = self._shares({"selector": selector, **_numbered("branches", branches)}, extra)
+        made = Switch(_child(selector), [_child(b) for b in branches], step.options["per_sample"], shared)
+        self._composite(made, extra)
+
+    def _lower_map(self, step: Step, extra: dict[str, Ref]) -> None:
+        over = step.options.get("over")
+        if over is None:
+            raise self._error("over what? Add .each(), .over(tag) or .slices(n)")
+        slices = step.options.get("slices", 0)
+        if over == "slices" and (not isinstance(slices, int) or slices < 1):
+            raise self._error(f"a value has at least one slice, not {slices!r}")
+        self._check_part(step.parts[0], 1, extra)
+        value = self._read(step.options["tag"]) if over == "tag" else Ref(self.stream)
+        batched = step.options.get("batched", False)
+        self._composite(Map(_child(step.parts[0]), slices=slices, batched=batched), extra, value)
 
     # -- building blocks
+
+    def _composite(self, module: nn.Module, extra: dict[str, Ref], value: Ref | None = None) -> None:
+        """A step that is a module of ours around the parts."""
+        self._assign(Call(self._register(module, ""), (value or Ref(self.stream),), tuple(extra.items())))
+
+    def _shares(self, parts: dict[str, Any], extra: dict[str, Ref]) -> dict[str, tuple[str, ...]]:
+        """Which named values each part of a composite gets: those that it takes; one part must take each."""
+        if len(parts) == 1:
+            raise self._error("there is nothing to choose from: give at least one part")
+        for name in extra:
+            if not any(takes(part, name) for part in parts.values()):
+                raise self._error(f"none of its parts takes the keyword argument {name!r}")
+        shares = {role: tuple(n for n in extra if takes(part, n)) for role, part in parts.items()}
+        for role, part in parts.items():
+            self._check_part(part, 1, {n: extra[n] for n in shares[role]})
+        return shares
+
+    def _with_built_parts(self, step: Step) -> Step:
+        """The step with builders among its parts built where they stand (once, if one stands in two steps)."""
+        if not any(isinstance(part, FlowBuilder) for part in step.parts):
+            return step
+        parts = []
+        for part in step.parts:
+            if isinstance(part, FlowBuilder):
+                if id(part) not in self._built:
+                    self._built[id(part)] = lower(part, save_state=self.save_state)
+                part = self._built[id(part)]
+            parts.append(part)
+        return step.with_parts(tuple(parts))
 
     def _assign(self, value: Any, *, goes_on: bool = True) -> None:
         """Emit `variable = value` for the current step, under its tag where somebody reads the tag."""
         step = self.step
-        wanted = [t for t in step.tags if t in self._wanted]
+        tags = (*step.tags, *step.internal)
+        wanted = [t for t in tags if t in self._wanted]
         name = self._variable(wanted[0]) if wanted else (STREAM if goes_on else "")
-        self.lines.append(Line(self.number, name, value, step.tags))
+        self.lines.append(Line(self.number, name, value, tags))
         if goes_on:
             self.stream = name
         path = next((c.target for c in _calls_in(value) if isinstance(c.target, str)), "")
-        for tag in step.tags:
+        for tag in tags:
             self._variables[tag] = name
             self.tag_paths[tag] = path
             self._write_state(tag, name)
@@ -152,36 +234,31 @@ class _Lowering:
             self.lines.append(Line(self.number, "", Call(_cell(tag), (Ref(variable),), method="write")))
 
     def _variable(self, tag: str) -> str:
-        return f"{tag}_" if tag in (STREAM, "self", "torch") else tag
+        return f"{tag}_" if not usable(tag) else tag
 
-    def _references(self, step: Step) -> dict[str, Ref]:
-        """The values that the step reads by name; a name that is made later is read from its state cell."""
-        extra = {}
-        for keyword_name, name in step.using.items():
-            if name not in self._made_at:
-                raise self._error(f"unknown tag {name!r}.{nearest(name, self._made_at)}")
-            if name not in self._variables and name not in self._state:
-                self._state.add(name)
-                self.modules[_cell(name)] = StateCell(name)
-                previous = f"{name}_previous"
-                self.lines.append(Line(self.number, previous, Call(_cell(name), (Ref(self.stream),), method="read")))
-            extra[keyword_name] = Ref(self._variables.get(name, f"{name}_previous"))
-        return extra
+    def _read(self, name: str) -> Ref:
+        """The variable of a named value; a name that is made later is read from its state cell."""
+        if name not in self._made_at:
+            raise self._error(f"unknown tag {name!r}.{nearest(name, self._made_at)}")
+        if name not in self._variables and name not in self._state:
+            self._state.add(name)
+            self.modules[_cell(name)] = StateCell(name, saved=self.save_state)
+            read = Call(_cell(name), (Ref(self.stream),), method="read")
+            self.lines.append(Line(self.number, f"{name}_previous", read))
+        return Ref(self._variables.get(name, f"{name}_previous"))
 
     def _calls(self, step: Step, extra: dict[str, Ref], roles: Sequence[str]) -> list[Call]:
         """Calls of several parts on the stream; a named value goes to each part that takes it, and one must."""
         for name in extra:
-            if not any(_takes(part, name) for part in step.parts):
+            if not any(takes(part, name) for part in step.parts):
                 raise self._error(f"none of its parts takes the keyword argument {name!r}")
         return [
-            self._call(part, {n: r for n, r in extra.items() if _takes(part, n)}, role=role)
+            self._call(part, {n: r for n, r in extra.items() if takes(part, n)}, role=role)
             for part, role in zip(step.parts, roles, strict=True)
         ]
 
     def _call(self, part: Any, extra: dict[str, Ref], *, args: tuple[Ref, ...] = (), role: str = "") -> Call:
         args = args or (Ref(self.stream),)
-        if isinstance(part, FlowBuilder):
-            part = part.build()
         self._check_part(part, len(args), extra)
         target = self._register(part, role) if isinstance(part, nn.Module) else part
         return Call(target, args, tuple(extra.items()))
@@ -191,7 +268,7 @@ class _Lowering:
         if id(module) in self._paths:
             return self._paths[id(module)]
         label = module.label if isinstance(module, Graph) else ""
-        tag = self.step.tags[0] if self.step.tags else ""
+        tag = next(iter((*self.step.tags, *self.step.internal)), "")
         chosen = label or (f"{tag}_{role}" if tag and role else tag or (role if self.step.group else ""))
         if chosen:
             if chosen in self.modules:
@@ -205,37 +282,36 @@ class _Lowering:
         return chosen
 
     def _automatic_name(self, module: nn.Module) -> str:
-        words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", type(module).__name__)
-        base = words.lower().strip("_") or "module"
+        base = "flow" if isinstance(module, Graph) else snake_case(module)
         if hasattr(Graph, base) or keyword.iskeyword(base):
             base += "_"
-        name, count = base, 1
-        while name in self.modules or name in self._made_at:
-            count += 1
-            name = f"{base}_{count}"
-        return name
+        while True:
+            count = self._counts[base] = self._counts.get(base, 0) + 1
+            name = base if count == 1 else f"{base}_{count}"
+            if name not in self.modules and name not in self._made_at:
+                return name
 
     # -- checks
 
-    def _check_names(self, inputs: tuple[str, ...], label: str) -> None:
-        if label and ("." in label or not label.isidentifier()):
+    def _check_names(self) -> None:
+        if self.label and not self.label.isidentifier():
             raise FlowError(
-                f"label {label!r}: dots separate the levels of a path and a label is one level; {_identifier(label)}"
+                f"label {self.label!r}: dots separate the levels of a path and a label is one level; {suggestion(self.label)}"
             )
-        for name in inputs:
-            if not name.isidentifier() or keyword.iskeyword(name) or name in (STREAM, "self", "torch"):
-                raise FlowError(f"input {name!r} cannot be the name of an argument; {_identifier(name)}")
-            if inputs.count(name) > 1:
+        for name in self.inputs:
+            if not usable(name):
+                raise FlowError(f"input {name!r} cannot be the name of an argument; {suggestion(name)}")
+            if self.inputs.count(name) > 1:
                 raise FlowError(f"input {name!r} is named twice")
 
-    def _tags(self, inputs: tuple[str, ...]) -> dict[str, int]:
-        made = dict.fromkeys(inputs, 0)
+    def _tags(self) -> dict[str, int]:
+        made = dict.fromkeys(self.inputs, 0)
         for number, step in enumerate(self.steps, start=1):
             self.number = number
             group = [f"{step.group}_{i}" for i in range(len(step.parts))] if step.group else []
-            for name in (*step.tags, *group):
-                if not name.isidentifier() or keyword.iskeyword(name):
-                    raise self._error(f"tag {name!r} cannot be passed as a keyword argument; {_identifier(name)}")
+            for name in (*step.tags, *step.internal, *group):
+                if not usable(name, reserved=()):
+                    raise self._error(f"tag {name!r} cannot be passed as a keyword argument; {suggestion(name)}")
                 if name in made:
                     where = f"step {made[name]}" if made[name] else "an input"
                     raise self._error(f"the name {name!r} is taken by {where}")
@@ -254,15 +330,15 @@ class _Lowering:
                     raise self._error(
                         f"parameter {name!r} has shape {tuple(parameter.shape)}: a layer without weights learns nothing"
                     )
-        signature = _signature(part)
+        signature = signature_of(part)
         if signature is None:
             return
         try:
             signature.bind(*range(positional), **dict.fromkeys(extra))
         except TypeError as error:
-            takes = ", ".join(signature.parameters)
+            parameters = ", ".join(signature.parameters)
             hint = "" if extra else "; name further values with .using(...)"
-            raise self._error(f"{part_name(part)} takes ({takes}): {error}{hint}") from None
+            raise self._error(f"{part_name(part)} takes ({parameters}): {error}{hint}") from None
 
     def _error(self, message: str) -> FlowError:
         where = f" of flow '{self.label}'" if self.label else ""
@@ -276,35 +352,18 @@ def _calls_in(value: Any) -> list[Call]:
     return [value, *(c for part in value.args for c in _calls_in(part))]
 
 
+def _reads(step: Step) -> list[str]:
+    """The names that a step reads."""
+    return [*step.using.values(), *([step.options["tag"]] if "tag" in step.options else [])]
+
+
+def _child(part: Any) -> nn.Module:
+    return part if isinstance(part, nn.Module) else Function(part)
+
+
+def _numbered(name: str, parts: Sequence[Any]) -> dict[str, Any]:
+    return {f"{name}.{i}": part for i, part in enumerate(parts)}
+
+
 def _cell(tag: str) -> str:
     return f"{tag}_state"
-
-
-def _identifier(name: str) -> str:
-    """A suggestion for a name that is not usable."""
-    made = re.sub(r"\W", "_", name).strip("_") or "name"
-    made = (
-        f"_{made}" if made[0].isdigit() else f"{made}_" if keyword.iskeyword(made) or made in ("self", STREAM) else made
-    )
-    return f"use {made!r}"
-
-
-def _signature(part: Any) -> inspect.Signature | None:
-    """How the part is called; None where Python cannot tell (some built-in functions)."""
-    if isinstance(part, FlowBuilder):
-        part = part.build()
-    try:
-        return inspect.signature(part.forward if isinstance(part, nn.Module) else part)
-    except (TypeError, ValueError):
-        return None
-
-
-def _takes(part: Any, name: str) -> bool:
-    signature = _signature(part)
-    if signature is None:
-        return True
-    kinds = inspect.Parameter
-    found = signature.parameters.get(name)
-    if found is not None and found.kind in (kinds.POSITIONAL_OR_KEYWORD, kinds.KEYWORD_ONLY):
-        return True
-    return any(p.kind is kinds.VAR_KEYWORD for p in signature.parameters.values())

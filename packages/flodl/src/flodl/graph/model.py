@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import fx, nn
+import torch
+from torch import Tensor, fx, nn
 
+from flodl.errors import FlowError, nearest
 from flodl.graph.explain import explain
 from flodl.graph.plan import Plan
+from flodl.graph.shapes import Zero, faked, find_zeros
+from flodl.graph.state import StateCell
 
 __all__ = ["Graph"]
 
@@ -20,12 +24,14 @@ class Graph(nn.Module):
 
     _plan: Plan
     _observed: frozenset[str]
+    _zeros: dict[Any, dict[str, Zero]]  # by the shapes of the inputs: the carried state at first
 
     @staticmethod
     def _of_plan(plan: Plan, modules: dict[str, nn.Module]) -> Graph:
         self = _blank(plan, frozenset())
         nn.Module.__init__(self)
         self._plan, self._observed = plan, frozenset()
+        self._zeros = {}
         for name, module in modules.items():
             self.add_module(name, module)
         return self
@@ -44,20 +50,53 @@ class Graph(nn.Module):
         """The forward as a `torch.fx.Graph`, for `fx.GraphModule(model, model.fx_graph())`, interpreters and passes."""
         return self._plan.fx_graph()
 
+    def check(self, *inputs: Any, **named: Any) -> Any:
+        """Run the flow on fake tensors shaped like the inputs; returns the output's shape (nested as the output is).
+
+        Nothing is computed and nothing changes. Raises `StepError` that names the first step that does not fit, with
+        the shapes.
+        """
+        from flodl.graph.explain import shape_of
+
+        with faked(self, inputs, named) as (fake_inputs, fake_named):
+            return shape_of(self(*fake_inputs, **fake_named))
+
+    # -- state carried between calls
+
     def detach_state(self) -> None:
         """Cut the gradient history of all carried state, here and in nested flows; the values stay."""
-        for cell in self._cells():
-            cell.detach()
+        for cell in self.modules():
+            if isinstance(cell, StateCell):
+                cell.detach()
 
-    def reset_state(self) -> None:
-        """Forget all carried state, here and in nested flows: the next call starts from zeros."""
-        for cell in self._cells():
-            cell.reset()
+    def reset_state(self, **values: Tensor) -> None:
+        """Forget all carried state, here and in nested flows: the next call starts from zeros, or from given `values`."""
+        cells = self._own_cells()
+        for tag in set(values) - set(cells):
+            raise FlowError(f"no state '{tag}' is carried here.{nearest(tag, cells)}")
+        for cell in self.modules():
+            if isinstance(cell, StateCell):
+                cell.reset()
+        for tag, value in values.items():
+            cells[tag].write(value)
 
-    def _cells(self) -> list[Any]:
-        from flodl.graph.state import StateCell
+    def _own_cells(self) -> dict[str, StateCell]:
+        return {m.tag: m for m in self.children() if isinstance(m, StateCell)}
 
-        return [m for m in self.modules() if isinstance(m, StateCell)]
+    def _start_state(self, *inputs: Any) -> None:
+        """First line of the forward of a flow that carries state: zeros where there is no value yet."""
+        if torch.compiler.is_compiling():
+            return  # the compiler cannot run the flow inside the flow: the cell makes its zeros by itself
+        cells = self._own_cells()
+        if all(cell.value is not None for cell in cells.values()):
+            return
+        key = tuple((tuple(v.shape), v.dtype, v.device) if isinstance(v, Tensor) else type(v) for v in inputs)
+        if key not in self._zeros:
+            self._zeros[key] = find_zeros(self, inputs)
+        for tag, cell in cells.items():
+            if cell.value is None:
+                shape, dtype, device = self._zeros[key][tag]
+                cell.write(torch.zeros(shape, dtype=dtype, device=device))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         try:

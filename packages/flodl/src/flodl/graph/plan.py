@@ -28,7 +28,7 @@ class Ref(NamedTuple):
 
 
 class Call(NamedTuple):
-    """A call of a child module (`target` is its attribute path), of its method, or of a function (`target` is the function).
+    """A call of a child module (`target` is its attribute path, empty for the flow itself), of its method, or of a function.
 
     `args` and the values of `kwargs` are `Ref`, `Call`, constants, or tuples of these.
     """
@@ -53,7 +53,8 @@ class Plan:
     """The forward of a flow, as data.
 
     `inputs`: names of the arguments; `lines`: assignments in order; `output`: the variable returned; `steps`: what each
-    step is called in messages, by number from 1; `tags`: tag -> attribute path of the module that makes it ("" if none).
+    step is called in messages, by number from 1; `tags`: tag -> attribute path of the module that makes it ("" if none);
+    `groups`: tag group -> its tags; `internal`: tags that only this flow can address.
     """
 
     inputs: tuple[str, ...]
@@ -62,13 +63,16 @@ class Plan:
     steps: tuple[str, ...]
     tags: dict[str, str]
     label: str = ""
+    groups: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    internal: frozenset[str] = frozenset()
     _classes: dict[frozenset[str], type] = field(default_factory=dict, repr=False)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Plan:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Plan, (self.inputs, self.lines, self.output, self.steps, self.tags, self.label)
+        fields = (self.inputs, self.lines, self.output, self.steps, self.tags, self.label, self.groups, self.internal)
+        return Plan, fields
 
     def source(self, observed: frozenset[str] = frozenset()) -> str:
         """The forward as Python."""
@@ -106,6 +110,8 @@ class Plan:
             return value
 
         for line in self.lines:
+            if isinstance(line.value, Call) and line.value.target == "":
+                continue  # housekeeping of the flow itself, see `Graph._start_state`: no part of the dataflow
             node = lower(line.value, line.out or None)
             if line.out:
                 env[line.out] = node
@@ -153,7 +159,7 @@ class _Printer:
     def _callee(self, call: Call) -> str:
         if isinstance(call.target, str):
             # a path may hold numbers (`experts.0`), which attribute syntax cannot
-            path = "".join(f".{p}" if p.isidentifier() else f"[{p}]" for p in call.target.split("."))
+            path = "".join(f".{p}" if p.isidentifier() else f"[{p}]" for p in call.target.split(".") if p)
             return f"self{path}.{call.method}" if call.method else f"self{path}"
         name = getattr(call.target, "__name__", type(call.target).__name__)
         if getattr(torch, name, None) is call.target:

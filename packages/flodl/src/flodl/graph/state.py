@@ -13,22 +13,28 @@ __all__ = ["StateAdd", "StateCell"]
 
 
 class StateCell(nn.Module):
-    """Holds the value of one tag between calls. Moves with `.to()`, is in no `state_dict`, copies without its history."""
+    """Holds the value of one tag between calls. Moves with `.to()`, copies without its history.
+
+    It is in the `state_dict` only where the flow was built with `save_state`.
+    """
 
     value: Tensor | None
 
-    def __init__(self, tag: str) -> None:
+    def __init__(self, tag: str, *, saved: bool = False) -> None:
         super().__init__()
-        self.tag = tag
-        self.register_buffer("value", None, persistent=False)
+        self.tag, self.saved = tag, saved
+        self.register_buffer("value", None, persistent=saved)
+        self._tail: tuple[int, ...] | None = (
+            None  # the shape of the last value without the batch, known also after a reset
+        )
 
     def read(self, like: Tensor) -> Tensor:
-        """The value of the previous call; zeros shaped as `like: (batch, ...)`, the step's own input, at first.
+        """The value of the previous call; zeros where there is none and `Graph._start_state` had no chance to make them.
 
-        Raises `StepError` when the batch size changed since the previous call.
+        like: (batch, ...), the value that flows where the state is read. Raises `StepError` when the batch size changed.
         """
         if self.value is None:
-            return torch.zeros_like(like)
+            return torch.zeros_like(like) if self._tail is None else like.new_zeros((like.shape[0], *self._tail))
         if self.value.shape[:1] != like.shape[:1]:
             raise StepError(
                 f"state '{self.tag}' holds a batch of {self.value.shape[0]}, this batch has {like.shape[0]}: "
@@ -39,6 +45,7 @@ class StateCell(nn.Module):
     def write(self, value: Tensor) -> None:
         """Keep `value` for the next call, with its gradient history (`detach` cuts it)."""
         self.value = value
+        self._tail = tuple(value.shape[1:])
 
     def detach(self) -> None:
         """Cut the gradient history, keep the value."""
@@ -54,6 +61,16 @@ class StateCell(nn.Module):
         if self.value is not None:
             state["_buffers"] = {**self._buffers, "value": self.value.detach()}
         return state
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        # The value of the file, whatever its batch size; none in the file is none here. Torch would compare shapes.
+        if self.saved:
+            value = state_dict.get(f"{prefix}value")
+            self.value = None if value is None else value.detach().clone()
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        if self.saved and self.value is not None:
+            destination[f"{prefix}value"] = self.value if keep_vars else self.value.detach()
 
 
 class StateAdd(nn.Module):

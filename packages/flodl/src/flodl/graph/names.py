@@ -1,0 +1,34 @@
+"""Names in a flow: which are possible, and which a module gets."""
+
+from __future__ import annotations
+
+import keyword
+import re
+from collections.abc import Iterable
+from typing import Any
+
+__all__ = ["STREAM", "snake_case", "suggestion", "usable"]
+
+STREAM = "x"  # the variable of the value that flows, and the name of the first input
+_RESERVED = (STREAM, "self", "torch")
+
+
+def usable(name: str, *, reserved: Iterable[str] = _RESERVED) -> bool:
+    """Whether `name` can be an argument of the generated forward."""
+    return name.isidentifier() and not keyword.iskeyword(name) and name not in reserved
+
+
+def suggestion(name: str) -> str:
+    """What to write instead of a name that is not usable."""
+    made = re.sub(r"\W", "_", name).strip("_") or "name"
+    if made[0].isdigit():
+        made = f"_{made}"
+    elif not usable(made):
+        made = f"{made}_"
+    return f"use {made!r}"
+
+
+def snake_case(part: Any) -> str:
+    """The class of a module as a name: `LayerNorm` gives `layer_norm`."""
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", type(part).__name__)
+    return words.lower().strip("_") or "module"

@@ -1,0 +1,162 @@
+"""Forward references: state that is carried between calls."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import flodl as fl
+
+from .parity import F64, linear
+
+
+def beside(x: Tensor, h: Tensor) -> Tensor:
+    return torch.cat([x, h], 1)
+
+
+def recurrent(save_state: bool = False) -> tuple[fl.Graph, nn.Linear]:
+    """h' = tanh(W [x, h]) with 4 features in and 6 carried: the zeros are not shaped like the input."""
+    cell = linear(10, 6)
+    flow = fl.flow(beside).using("h").through(cell).through(torch.tanh).tag("h")
+    return flow.build(save_state=save_state), cell
+
+
+def test_the_zeros_have_the_shape_of_the_value() -> None:
+    model, cell = recurrent()
+    x1, x2 = torch.randn(2, 3, 4, dtype=F64)
+    h1 = torch.tanh(cell(torch.cat([x1, torch.zeros(3, 6, dtype=F64)], 1)))
+    assert torch.equal(model(x1), h1)
+    assert torch.equal(model(x2), torch.tanh(cell(torch.cat([x2, h1], 1))))
+    model.reset_state()
+    assert model(x1[:2]).shape == (2, 6)  # another batch size after a reset
+    with pytest.raises(fl.StepError, match=r"step 1.*state 'h' holds a batch of 2, this batch has 3.*reset_state"):
+        model(x1)
+
+
+def test_two_states_of_different_shapes_and_an_image() -> None:
+    a, b = linear(4 + 3, 5), linear(5 + 2, 3)
+    two = (
+        fl.flow(lambda x, p: torch.cat([x, p], -1)).using("p")
+        .through(a).fork(linear(5, 2)).tag("q")
+        .through(lambda x, q: torch.cat([x, q], -1)).using("q")
+        .through(b).tag("p").build()
+    )  # fmt: skip
+    later = (
+        fl.flow(lambda x, p, q: torch.cat([x, p, q], -1)).using("p", "q")
+        .through(linear(9, 3)).tag("p").through(linear(3, 2)).tag("q").build()
+    )  # fmt: skip
+    for model in (two, later):
+        first = model(torch.ones(2, 4, dtype=F64))
+        assert not torch.equal(first, model(torch.ones(2, 4, dtype=F64)))
+    conv = nn.Conv2d(3 + 8, 8, 3, padding=1)
+    image = fl.flow(lambda x, h: torch.cat([x, h], 1)).using("h").through(conv).tag("h").build()
+    assert image(torch.randn(2, 3, 6, 6)).shape == (2, 8, 6, 6)
+
+
+def test_a_value_that_grows_asks_for_its_first_value() -> None:
+    model = fl.flow(lambda x, seen: torch.cat([seen, x], 1)).using("seen").tag("seen").build()
+    with pytest.raises(fl.StepError, match=r"carried state 'seen'.*reset_state\(seen=tensor\)"):
+        model(torch.ones(2, 1))
+    model.reset_state(seen=torch.zeros(2, 0))
+    assert [model(torch.ones(2, 1)).shape[1] for _ in range(3)] == [1, 2, 3]
+    with pytest.raises(fl.FlowError, match="no state 'sen' is carried here. Did you mean 'seen'"):
+        model.reset_state(sen=torch.zeros(2, 0))
+
+
+def test_state_moves_copies_and_is_saved_when_asked() -> None:
+    x = torch.randn(3, 4, dtype=F64)
+    model, _ = recurrent()
+    model(x)
+    assert not any("state" in key for key in model.state_dict())
+    expected = copy.deepcopy(model)(x)
+    assert torch.equal(pickle.loads(pickle.dumps(model))(x), expected)
+    assert model.to(torch.float32)(x.float()).dtype is torch.float32  # the state moved along
+
+    saved, _ = recurrent(save_state=True)
+    assert set(saved.state_dict()) == {"linear.weight", "linear.bias"}  # nothing carried yet
+    saved(x)
+    other, _ = recurrent(save_state=True)
+    other.load_state_dict(saved.state_dict())
+    assert torch.equal(other(x), saved(x))
+    fresh, _ = recurrent(save_state=True)
+    saved.load_state_dict(fresh.state_dict())
+    assert torch.equal(saved(x), fresh(x))  # no value in the file: zeros again
+
+
+def test_gradients_go_through_the_calls_until_they_are_cut() -> None:
+    model, cell = recurrent()
+    x = torch.randn(3, 4, dtype=F64, requires_grad=True)
+    model(x)
+    model(torch.zeros_like(x)).sum().backward()
+    assert x.grad is not None
+    assert x.grad.abs().sum() > 0
+    x.grad = None
+    model.reset_state()
+    model(x)
+    model.detach_state()
+    model(torch.zeros_like(x)).sum().backward()
+    assert x.grad is None
+    assert cell.weight.grad is not None
+
+
+def test_state_of_a_nested_flow() -> None:
+    inner, _ = recurrent()
+    model = fl.flow(linear()).through(inner).build()
+    x = torch.randn(2, 4, dtype=F64)
+    first = model(x)
+    assert not torch.equal(model(x), first)
+    model.reset_state()
+    assert torch.equal(model(x), first)
+
+
+# Dynamo hides this warning in its own way, which an error filter precedes.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+def test_compiles_without_a_break() -> None:
+    model, _ = recurrent()
+    x = torch.randn(3, 4, dtype=F64)
+    expected = [model(x).detach() for _ in range(3)]
+    model.reset_state()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    for value in expected:
+        torch.testing.assert_close(compiled(x), value)
+
+
+def test_a_dry_run_leaves_everything_as_it_was() -> None:
+    norm = nn.BatchNorm1d(6, dtype=F64)
+    model = fl.flow(lambda x, h: torch.cat([x, h], 1)).using("h").through(linear(10, 6)).through(norm).tag("h")
+    built = model.through(nn.Dropout(0.5)).build()
+    before = copy.deepcopy(built.state_dict())
+    assert built.check(torch.randn(3, 4, dtype=F64)) == "(3, 6) float64"
+    assert all(torch.equal(a, b) for a, b in zip(built.state_dict().values(), before.values(), strict=True))
+    assert built.get_submodule("h_state").value is None
+
+
+def test_check_names_the_first_misfit() -> None:
+    inner = fl.flow(linear(4, 5)).through(linear(6, 2)).label("encoder")
+    with pytest.raises(fl.StepError) as caught:
+        fl.flow(linear()).through(inner).build().check(torch.randn(3, 4, dtype=F64))
+    text = str(caught.value)
+    assert text.startswith("flow, step 2 (through(encoder))\n  in flow 'encoder', step 2 (through(Linear)): ")
+    assert "input: x (3, 5)" in text
+    assert len(text.splitlines()) < 5
+
+
+def test_check_tries_every_branch_and_needs_no_value() -> None:
+    bad = fl.flow(nn.Identity()).switch(fl.FixedSelector(0), [linear(), linear(7, 4)]).build()
+    with pytest.raises(fl.StepError, match="step 2"):
+        bad.check(torch.randn(3, 4, dtype=F64))
+    bad(torch.randn(3, 4, dtype=F64))  # the branch that does not fit never runs here
+
+    def more(x: Tensor) -> Tensor:
+        return x.norm(dim=1) < 9
+
+    model = (
+        fl.flow(linear()).loop_body(linear()).while_cond(more, 9, per_sample=True)
+        .loop_body(linear()).until_cond(fl.LearnedHalt(4).double(), 9)
+        .switch(fl.ArgmaxSelector(4, 2).double(), [linear(), linear()], per_sample=True).build()
+    )  # fmt: skip
+    assert model.check(torch.randn(3, 4, dtype=F64)) == "(3, 4) float64"
