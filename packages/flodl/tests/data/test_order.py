@@ -54,7 +54,7 @@ def test_no_global_random_state_is_read_or_changed() -> None:
     assert (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()) == before
 
 
-@pytest.mark.parametrize(("seed", "epoch"), [(-1, 0), (0, -1)])
-def test_negative_seeds_and_epochs_are_refused(seed: int, epoch: int) -> None:
+@pytest.mark.parametrize(("seed", "epoch"), [(-1, 0), (0, -1), (1.5, 0), (None, 0)])
+def test_seeds_and_epochs_that_are_none_are_refused(seed: int, epoch: int) -> None:
     with pytest.raises(DataError, match=f"seed={seed}, epoch={epoch}"):
         epoch_order(5, seed, epoch)

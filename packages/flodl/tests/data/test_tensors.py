@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pickle
 import re
 from pathlib import Path
 
@@ -53,6 +54,12 @@ def test_torch_dataloader_takes_it() -> None:
     got = list(DataLoader(Tensors(x, y), batch_size=3))
     assert torch.equal(torch.cat([b[0] for b in got]), x)
     assert torch.equal(torch.cat([b[1] for b in got]), y)
+
+
+def test_it_can_be_sent_to_another_process() -> None:
+    ds = pickle.loads(pickle.dumps(Tensors(torch.arange(4.0), torch.arange(4), classes=4)))
+    assert torch.equal(ds.fetch(torch.tensor([3, 1]))[1], torch.tensor([3, 1]))
+    assert ds.classes == 4
 
 
 def test_tensors_and_arrays_are_shared_not_copied(tmp_path: Path) -> None:
@@ -114,6 +121,13 @@ def test_labels_out_of_range_are_named_with_their_index() -> None:
         Tensors({"pixels": x, "labels": y}, classes=10)
     with pytest.raises(DataError, match=re.escape("Label 5 of sample (1, 0) is outside 0..4")):
         Tensors(x, torch.tensor([[0, 1], [5, 1], [0, 0], [0, 0], [0, 0]]), classes=5)
+
+
+def test_labels_in_bytes_do_not_wrap_around() -> None:
+    x, y = torch.zeros(2, 2), torch.tensor([156, 0], dtype=torch.uint8)  # 156 is -100 as a byte
+    with pytest.raises(DataError, match="Label 156 of sample 0"):
+        Tensors(x, y, classes=10)
+    assert Tensors(x, y, classes=1000).classes == 1000
 
 
 def test_labels_must_be_integers_and_be_found() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Integral
 
 import numpy as np
 import torch
@@ -25,12 +26,10 @@ def epoch_order(n: int, seed: int, epoch: int, shuffle: bool = True) -> Tensor:
     """The indices of all samples in the order in which epoch `epoch` visits them: int64, (n,).
 
     The same arguments give the same order on every machine and in every later release, and no global random state is
-    read or changed. Raises DataError for a negative `seed` or `epoch`.
+    read or changed. Raises DataError for a `seed` or an `epoch` that is negative or no integer.
     """
-    if seed < 0 or epoch < 0:
-        raise DataError(
-            f"The order of samples needs a seed and an epoch of at least 0, not seed={seed}, epoch={epoch}."
-        )
+    if not all(isinstance(number, Integral) and number >= 0 for number in (seed, epoch)):
+        raise DataError(f"The order of samples needs integers of at least 0, not seed={seed!r}, epoch={epoch!r}.")
     order = np.arange(n, dtype=np.int64)
     if shuffle:
         # SeedSequence hashes (seed, epoch), so neighbours share nothing (seed + epoch would repeat seed 1's epochs in

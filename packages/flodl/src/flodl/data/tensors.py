@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import operator
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -48,17 +48,20 @@ class Tensors:
         places = {id(leaf): place for place, leaf in leaves(given)}
         self.structure = map_structure(lambda leaf: _as_tensor(leaf, places[id(leaf)]), given)
         self._length = _common_length(self.structure)
+        self._is_flat = type(self.structure) is tuple and all(isinstance(t, Tensor) for t in self.structure)
         self.classes = classes
         self.class_names = None if class_names is None else tuple(class_names)
         if classes is not None:
             _check_labels(*_labels_of(self.structure), classes)
-        self.fetch = _gather(self.structure)
-
-    fetch: Callable[[Tensor], Batch]
-    """`fetch(index)`: the batch of the samples at `index`, int64 (batch,) on the tensors' device, one gather each."""
 
     def __len__(self) -> int:
         return self._length
+
+    def fetch(self, index: Tensor, /) -> Batch:
+        """The batch of the samples at `index`, int64 (batch,) on the tensors' device: one gather for each tensor."""
+        if self._is_flat:  # the usual case skips the general walk
+            return tuple([tensor.index_select(0, index) for tensor in self.structure])
+        return map_structure(lambda t: t.index_select(0, index), self.structure)
 
     def __getitem__(self, index: int | slice | Sequence[int] | Tensor) -> Batch:
         """A sample for an integer, a batch for a list, a slice or an int64 tensor. Raises IndexError out of range."""
@@ -92,7 +95,6 @@ class Tensors:
         """The same dataset with its tensors on `device`; what is there already is not copied."""
         moved = copy.copy(self)
         moved.structure = map_structure(lambda t: t.to(device), self.structure)
-        moved.fetch = _gather(moved.structure)
         return moved
 
 
@@ -146,6 +148,7 @@ def _labels_of(structure: Batch) -> tuple[str, Tensor]:
 def _check_labels(place: str, labels: Tensor, classes: int) -> None:
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
         raise DataError(f"Labels of {classes} classes are integers; {place or 'the tensor'} is {labels.dtype}.")
+    labels = labels.long()  # compared with bytes, -100 and 1000 would wrap around
     wrong = ((labels < 0) | (labels >= classes)) & (labels != IGNORE_INDEX)
     if wrong.any():
         at = wrong.nonzero()[0].tolist()
@@ -155,13 +158,3 @@ def _check_labels(place: str, labels: Tensor, classes: int) -> None:
             f"Label {value} of sample {where} is outside 0..{classes - 1} ({int(wrong.sum())} of {labels.numel()} labels "
             f"are; {IGNORE_INDEX} marks a label to ignore)."
         )
-
-
-def _gather(structure: Batch) -> Callable[[Tensor], Batch]:
-    """One `index_select` per tensor. The plain tuple and the single tensor, the usual cases, skip the general walk."""
-    if isinstance(structure, Tensor):
-        return lambda index: structure.index_select(0, index)
-    if type(structure) is tuple and len(structure) == 2 and all(isinstance(t, Tensor) for t in structure):
-        x, y = structure
-        return lambda index: (x.index_select(0, index), y.index_select(0, index))
-    return lambda index: map_structure(lambda t: t.index_select(0, index), structure)
