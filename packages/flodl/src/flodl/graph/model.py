@@ -8,18 +8,23 @@ import torch
 from torch import Tensor, fx, nn
 
 from flodl.errors import FlowError, nearest
-from flodl.graph.explain import explain
+from flodl.graph.explain import explain, shape_of
+from flodl.graph.observation import Observed
 from flodl.graph.plan import Plan
+from flodl.graph.records import Records
 from flodl.graph.shapes import Zero, faked, find_zeros
 from flodl.graph.state import StateCell
+from flodl.graph.tree import Tree
+from flodl.graph.view import View
 
 __all__ = ["Graph"]
 
 
-class Graph(nn.Module):
+class Graph(Tree, Observed, nn.Module):
     """A built flow. `forward` takes the flow's inputs, `print(model.code)` shows it, child modules carry the flow's names.
 
-    It nests, copies, pickles, moves, compiles and exports like any module. Made by `FlowBuilder.build()`.
+    It nests, copies, pickles, moves, compiles and exports like any module. Made by `FlowBuilder.build()`; `Graph.of(module)`
+    gives the same methods for a module that is no flow.
     """
 
     _plan: Plan
@@ -32,8 +37,18 @@ class Graph(nn.Module):
         nn.Module.__init__(self)
         self._plan, self._observed = plan, frozenset()
         self._zeros = {}
+        self._records, self._hooks = Records(), {}
         for name, module in modules.items():
             self.add_module(name, module)
+        return self
+
+    @staticmethod
+    def of(module: nn.Module) -> Graph | View:
+        """Tree, observation and drawing for any module, with no change to it; a flow is returned as it is."""
+        return module if isinstance(module, Graph) else View(module)
+
+    @property
+    def _root(self) -> nn.Module:
         return self
 
     @property
@@ -56,8 +71,6 @@ class Graph(nn.Module):
         Nothing is computed and nothing changes. Raises `StepError` that names the first step that does not fit, with
         the shapes.
         """
-        from flodl.graph.explain import shape_of
-
         with faked(self, inputs, named) as (fake_inputs, fake_named):
             return shape_of(self(*fake_inputs, **fake_named))
 
@@ -97,6 +110,11 @@ class Graph(nn.Module):
             if cell.value is None:
                 shape, dtype, device = self._zeros[key][tag]
                 cell.write(torch.zeros(shape, dtype=dtype, device=device))
+
+    def _see_only(self, observed: frozenset[str]) -> None:
+        """Take the forward that shows these tags to the records, and no others."""
+        self._observed = observed
+        self.__class__ = self._plan.forward_class(Graph, observed)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         try:

@@ -136,7 +136,7 @@ class _Printer:
             text.append(f"    {assign}{self._expression(line.value)}")
             self.lines[len(text)] = line
             for tag in seen:
-                text.append(f"    self._observer.see({tag!r}, {line.out or '_'})")
+                text.append(f"    self._records.see({tag!r}, {line.out or '_'})")
                 self.lines[len(text)] = line
         text.append(f"    return {plan.output}")
         self.source = "\n".join(text) + "\n"
