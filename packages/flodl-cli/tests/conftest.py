@@ -97,10 +97,8 @@ class Fdl:
         return subprocess.Popen(  # type: ignore[call-overload, no-any-return]
             [*self.program, *words],
             env=self.environment(),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
             text=True,
-            **{"stdin": subprocess.DEVNULL, **options},
+            **{"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options},
         )
 
 

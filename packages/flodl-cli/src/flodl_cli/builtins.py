@@ -32,8 +32,10 @@ def run_builtin(name: str, words: list[str], call: Call) -> int:
     """Runs a built-in; wrong calls end with exit code 2 and its usage."""
     import click
 
-    try:
-        status = command(name).main(words, prog_name=f"fdl {name}", standalone_mode=False, obj=call)
+    found = command(name)
+    try:  # not by main(), which makes of a closed pipe an exit code of its own
+        with found.make_context(f"fdl {name}", words, obj=call) as context:
+            status = found.invoke(context)
     except click.exceptions.Exit as error:
         return error.exit_code
     except click.exceptions.Abort:

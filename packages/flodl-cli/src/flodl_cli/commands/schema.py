@@ -1,8 +1,20 @@
-"""`fdl schema list|refresh|clear`."""
+"""`fdl schema list|refresh|clear`: what is known of the arguments of entries."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
 import click
+
+from flodl_cli import cache
+from flodl_cli.arguments.ask import Entry, Known, ask, cached_path
+from flodl_cli.call import Call
+from flodl_cli.help import table
+from flodl_cli.project import child_environment
+from flodl_cli.tasks.model import Manifest
+from flodl_cli.tasks.plan import split_words
 
 __all__ = ["schema"]
 
@@ -10,3 +22,54 @@ __all__ = ["schema"]
 @click.group()
 def schema() -> None:
     """What is known of the arguments of entries."""
+
+
+def _entries(call: Call, manifest: Manifest) -> Iterator[tuple[str, Entry]]:
+    """The manifests with an entry, by how they are called."""
+    node = manifest.node.get("entry")
+    if node is not None:
+        env = child_environment(manifest.root, os.environ)
+        yield (
+            manifest.title,
+            Entry(tuple(split_words(node, "entry")), manifest.folder, env, manifest.node.get("schema")),
+        )
+    for command in manifest.commands().values():
+        if command.kind == "path" and not command.problems:
+            yield from _entries(call, call.loader.enter(manifest, command))
+
+
+def _told(known: Known) -> str:
+    if known.schema is None:
+        return f"not known: {known.reason}"
+    count = len(known.schema.options)
+    return f"{count} option{'s' if count != 1 else ''}" + (" (asked now)" if known.fresh else "")
+
+
+def _print(call: Call, *, refresh: bool) -> None:
+    rows = [(title, _told(ask(entry, refresh=refresh))) for title, entry in _entries(call, call.loader.load())]
+    print("\n".join(table(rows)) if rows else "no command here has an entry")
+
+
+@schema.command("list")
+@click.pass_obj
+def list_(call: Call) -> None:
+    """List the entries and how many options are known of each."""
+    _print(call, refresh=False)
+
+
+@schema.command()
+@click.pass_obj
+def refresh(call: Call) -> None:
+    """Ask all entries anew."""
+    _print(call, refresh=True)
+
+
+@schema.command()
+@click.pass_obj
+def clear(call: Call) -> None:
+    """Forget what is known of the entries of this project."""
+    paths = [p for _, e in _entries(call, call.loader.load()) if (p := cached_path(e)) is not None and p.exists()]
+    for path in paths:
+        path.unlink()
+    folder = cache.cache_folder(os.environ)
+    print(f"{len(paths)} forgotten" + (f" in {Path(folder) / 'schemas'}" if folder else ""))

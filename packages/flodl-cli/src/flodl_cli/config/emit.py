@@ -7,9 +7,10 @@ import re
 
 from flodl_cli.config.node import Plain, Scalar
 
-__all__ = ["block_lines", "flow_text", "key_text", "scalar_text"]
+__all__ = ["block_lines", "block_text", "flow_text", "key_text", "scalar_text"]
 
 _PLAIN = re.compile(r"[A-Za-z_./][A-Za-z0-9_./+@-]*( [A-Za-z0-9_./+@-]+)*")
+_PLAIN_LINE = re.compile(r"[A-Za-z_/].*")
 _WORDS = {"null", "true", "false", "yes", "no", "on", "off", "y", "n", ".inf", ".nan", "."}
 
 
@@ -26,6 +27,19 @@ def scalar_text(value: Scalar) -> str:
     if _PLAIN.fullmatch(value) and value.lower() not in _WORDS and not re.match(r"\.[0-9eE_]", value):
         return value
     return _quoted(value)
+
+
+def block_text(value: Plain) -> str:
+    """A value on one line of its own: a text there needs quotes less often than between braces."""
+    plain = (
+        isinstance(value, str)
+        and _PLAIN_LINE.fullmatch(value)
+        and value.isprintable()
+        and not any(sign in value for sign in (": ", " #"))
+        and value[-1] not in ": "
+        and value.lower() not in _WORDS
+    )
+    return str(value) if plain else flow_text(value)
 
 
 def key_text(key: str) -> str:

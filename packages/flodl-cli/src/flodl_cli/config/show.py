@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from flodl_cli.config.emit import block_lines, flow_text, key_text
+from flodl_cli.config.emit import block_lines, block_text, flow_text, key_text
 from flodl_cli.config.layers import Resolved
 from flodl_cli.config.node import Node
 
@@ -48,7 +48,7 @@ def _lines(key: str, node: Node, indent: int, path: tuple[str, ...]) -> Iterator
 def _value_lines(head: str, node: Node, indent: int) -> Iterator[str]:
     block = block_lines(node.data) if isinstance(node.data, str) else None
     if block is None:
-        yield _with_origin(f"{head} {flow_text(node.plain())}", node)
+        yield _with_origin(f"{head} {block_text(node.plain())}", node)
         return
     header, lines = block
     yield _with_origin(f"{head} {header}", node)
@@ -70,7 +70,7 @@ def _command_lines(head: str, node: Node, indent: int) -> Iterator[str]:
         inner = " " * (indent + 2) + key_text(key) + ":"
         block = block_lines(value.data) if isinstance(value.data, str) else None
         if block is None:
-            yield f"{inner} {flow_text(value.plain())}"
+            yield f"{inner} {block_text(value.plain())}"
             continue
         yield f"{inner} {block[0]}"
         for line in block[1]:

@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
+from flodl_cli.arguments.ask import Entry, Known, ask
+from flodl_cli.arguments.check import Parsed, missing, parse_words, value_problem
+from flodl_cli.arguments.model import Argument, Schema
 from flodl_cli.config.layers import RUN_SECTIONS
 from flodl_cli.config.merge import merge
 from flodl_cli.config.node import Node
+from flodl_cli.config.source import Source
+from flodl_cli.config.yaml import parse_scalar
+from flodl_cli.errors import CliError, Problem, nearest
 from flodl_cli.tasks.model import Command, Manifest
 
-__all__ = ["entry_words", "preset_settings"]
+__all__ = ["EntryCall", "entry_call", "known_of", "preset_settings"]
+
+
+@dataclass(frozen=True)
+class EntryCall:
+    """The argument vector of an entry, and the settings that its run configuration is made of."""
+
+    argv: tuple[str, ...]
+    settings: Node
 
 
 def preset_settings(manifest: Manifest, command: Command | None) -> Node:
@@ -22,23 +37,125 @@ def preset_settings(manifest: Manifest, command: Command | None) -> Node:
     return merge(settings, Node(preset, command.node.place))
 
 
-def entry_words(
-    manifest: Manifest, command: Command | None, entry: Sequence[str], words: Sequence[str], env: dict[str, str]
-) -> tuple[tuple[str, ...], Node]:
-    """The argument vector of an entry, and the settings that its run configuration is made of."""
+def known_of(manifest: Manifest, entry: Sequence[str], env: Mapping[str, str]) -> Known:
+    """What is known of the arguments of a manifest's entry."""
+    return ask(Entry(tuple(entry), manifest.folder, env, manifest.node.get("schema")))
+
+
+def entry_call(
+    manifest: Manifest, command: Command | None, entry: Sequence[str], words: Sequence[str], env: Mapping[str, str]
+) -> EntryCall:
+    """Puts the words together: what is typed wins over the preset, the preset over the manifest, each option once."""
     settings = preset_settings(manifest, command)
+    known = known_of(manifest, entry, env)
+    cut = words.index("--") if "--" in words else len(words)
+    typed, raw = list(words[:cut]), list(words[cut + 1 :])  # behind `--` nothing is checked
+    if known.schema is None:
+        given = [w for name, node in _options(settings).items() for w in _unknown_words(name, node, typed)]
+        return EntryCall((*entry, *given, *typed, *raw), settings)
+    if typed and not raw:
+        _refuse_unknown_command(manifest, known.schema, typed)
+    own = list(entry[known.own_words :])
+    parsed = parse_words(known.schema, typed)
+    chosen = _chosen(known.schema, settings, parsed)
+    problems = [Problem(p) for p in parsed.problems] + [p for a, node in chosen.values() for p in _problems(a, node)]
+    problems += _unknown_options(known.schema, settings)
+    given = [w for argument, node in chosen.values() for w in _words(argument, node)]
+    if not problems and not raw:
+        problems = [Problem(m) for m in missing(known.schema, parse_words(known.schema, [*own, *given, *typed]))]
+    if problems:
+        title = " ".join((*manifest.words, command.name)) if command else " ".join(manifest.words)
+        raise CliError(*(replace(p, message=f"{title}: {p.message}") if p.place is None else p for p in problems))
+    variable = any(argument.nargs in ("*", "+") for argument, _ in chosen.values())
+    ordered = [*typed, *given] if variable and not known.schema.commands else [*given, *typed]
+    return EntryCall((*entry, *ordered, *raw), _with_typed(settings, parsed))
+
+
+def _options(settings: Node) -> dict[str, Node]:
     options = settings.get("options")
-    given: list[str] = []
-    for name, node in (options.entries() if options else {}).items():
-        given += option_words(name, node)
-    return (*entry, *given, *words), settings
+    return options.entries() if options else {}
 
 
-def option_words(name: str, node: Node) -> list[str]:
-    """An option of the manifest as words, when nothing is known of the entry: `--batch-size 3`, `--flag`."""
+def _refuse_unknown_command(manifest: Manifest, schema: Schema, typed: Sequence[str]) -> None:
+    takes_words = schema.positionals or schema.commands or schema.open
+    if not takes_words and not typed[0].startswith("-") and manifest.commands():
+        near = nearest(typed[0], manifest.commands())
+        raise CliError(f"{manifest.title} has no command '{typed[0]}'.{near}")
+
+
+def _chosen(schema: Schema, settings: Node, parsed: Parsed) -> dict[str, tuple[Argument, Node]]:
+    """The options that the manifest gives a value and that were not typed."""
+    chosen: dict[str, tuple[Argument, Node]] = {}
+    named = dict(_options(settings))
+    for section in ("training", "ddp", "output"):
+        fields = settings.get(section)
+        for name, node in (fields.entries() if fields else {}).items():
+            if not node.is_map:
+                named.setdefault(name, node)
+    for name, node in named.items():
+        argument = schema.option(name)
+        if argument is not None and argument.name not in parsed.values:
+            chosen.setdefault(argument.name, (argument, node))
+    return chosen
+
+
+def _unknown_options(schema: Schema, settings: Node) -> list[Problem]:
+    if schema.open or schema.commands:
+        return []
+    names = [o.name for o in schema.options if not o.hidden]
+    return [
+        Problem(f"the entry has no option '{name}'.{nearest(name, names)}", node.key or node.place)
+        for name, node in _options(settings).items()
+        if schema.option(name) is None
+    ]
+
+
+def _problems(argument: Argument, node: Node) -> list[Problem]:
+    values = node.items() if isinstance(node.data, list) else [node]
+    said = [(v, value_problem(argument, v.data, argument.name)) for v in values]
+    return [Problem(text, v.place) for v, text in said if text]
+
+
+def _words(argument: Argument, node: Node) -> list[str]:
+    """A value of the manifest as words."""
+    if argument.kind == "flag":
+        flags = [f for f in argument.flags if (f in argument.off) != (node.data is True)]
+        return [next((f for f in flags if f.startswith("--")), flags[0])] if flags else []
+    if argument.kind == "count":
+        return [argument.flag] * int(str(node.data))
+    values = [_text(v) for v in (node.items() if isinstance(node.data, list) else [node])]
+    if argument.repeat and argument.nargs is None:
+        return [w for v in values for w in (argument.flag, v)]
+    if len(values) == 1 and argument.flag.startswith("--"):
+        return [f"{argument.flag}={values[0]}"] if values[0].startswith("-") else [argument.flag, values[0]]
+    return [argument.flag, *values]
+
+
+def _unknown_words(name: str, node: Node, typed: Sequence[str]) -> list[str]:
+    """An option when nothing is known of the entry: `--batch-size 3`, `--flag`; left out when it was typed."""
     flag = "--" + name.replace("_", "-")
+    if any(w.partition("=")[0] in (flag, flag.replace("--", "--no-", 1), f"--{name}") for w in typed):
+        return []
     if isinstance(node.data, bool):
         return [flag] if node.data else []
-    if isinstance(node.data, list):
-        return [flag, *(str(item.data) for item in node.data)]
-    return [flag, str(node.data)]
+    return [flag, *(_text(v) for v in (node.items() if isinstance(node.data, list) else [node]))]
+
+
+def _text(node: Node) -> str:
+    return str(node.data).lower() if isinstance(node.data, bool) else str(node.data)
+
+
+def _with_typed(settings: Node, parsed: Parsed) -> Node:
+    """The settings with what was typed on top, so that the run configuration tells what the program got."""
+    typed: dict[str, Node] = {}
+    for section in ("training", "ddp", "output"):
+        fields = settings.get(section)
+        for name in fields.entries() if fields else {}:
+            values = parsed.values.get(name)
+            if values:
+                place = Source(f"{parsed.flags[name]} on the command line").place()
+                typed.setdefault(section, Node({}, place))
+                typed[section] = typed[section].with_data(
+                    {**typed[section].entries(), name: Node(parse_scalar(values[-1]), place)}
+                )
+    return merge(settings, Node(typed, settings.place)) if typed else settings

@@ -12,10 +12,10 @@ from flodl_cli.config.node import Node
 from flodl_cli.errors import CliError, Problem, nearest
 from flodl_cli.manifest import Loader
 from flodl_cli.tasks.dotenv import read_dotenv
-from flodl_cli.tasks.entry import entry_words
+from flodl_cli.tasks.entry import entry_call
 from flodl_cli.tasks.model import Command, Manifest, Step
 
-__all__ = ["Planner"]
+__all__ = ["Planner", "split_words"]
 
 _GRACE_S = 10.0
 
@@ -69,7 +69,7 @@ class Planner:
             if title in self.open:
                 cycle = [*self.open[self.open.index(title) :], title]
                 raise CliError(Problem("needs: a cycle: " + " -> ".join(cycle), node.place))
-            words = _split(node, "needs")
+            words = split_words(node, "needs")
             if words and words[0] not in manifest.commands():
                 raise CliError(
                     Problem(f"needs: no command '{words[0]}'.{nearest(words[0], manifest.commands())}", node.place)
@@ -99,8 +99,9 @@ class Planner:
             assert command is not None
             message = f"command '{command.name}' is a preset, and this manifest has no entry for it to start"
             raise CliError(Problem(message, command.node.key))
-        argv, settings = entry_words(manifest, command, _split(node, "entry"), words, self.env)
-        return self._step(manifest, command, title, argv, around, settings)
+        env, _ = self._environment(manifest, (*around, command.node) if command else around)
+        call = entry_call(manifest, command, split_words(node, "entry"), words, env)
+        return self._step(manifest, command, title, call.argv, around, call.settings)
 
     def _step(
         self,
@@ -189,7 +190,8 @@ def _last(nodes: Sequence[Node], key: str) -> Node | None:
     return next((found for node in reversed(nodes) if (found := node.get(key)) is not None), None)
 
 
-def _split(node: Node, key: str) -> list[str]:
+def split_words(node: Node, key: str) -> list[str]:
+    """A line of the manifest as words, by the rules of the shell, without a shell."""
     try:
         return shlex.split(str(node.data))
     except ValueError as error:
