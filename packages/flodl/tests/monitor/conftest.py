@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -12,6 +13,14 @@ from pathlib import Path
 import pytest
 
 Start = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture(autouse=True)
+def every_store_is_closed() -> Iterator[None]:
+    yield
+    if sys.platform == "linux":
+        files = [os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+        assert [file for file in files if "run.db" in file] == []
 
 
 @pytest.fixture
@@ -27,6 +36,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            start_new_session=True,
         )
         started.append(process)
         return process
@@ -34,7 +44,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
     yield run
     for process in started:
         if process.poll() is None:
-            process.kill()
+            os.killpg(process.pid, signal.SIGKILL)  # with its children, which hold the pipes too
         process.communicate()
 
 

@@ -62,9 +62,10 @@ def test_a_disk_that_stays_full_is_an_error_at_the_end_and_leaves_no_thread(smal
 
 
 def test_no_run_can_start_on_a_full_disk(small_disk: Path) -> None:
-    fill(small_disk)
+    ballast = fill(small_disk)
     with pytest.raises(StoreError, match="Free some space"):
         Recorder(small_disk)
+    assert list(small_disk.iterdir()) == [ballast]
 
 
 def test_a_read_only_folder(small_disk: Path, make_read_only: Callable[[], None]) -> None:

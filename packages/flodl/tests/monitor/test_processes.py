@@ -194,6 +194,11 @@ def test_a_forked_child_neither_writes_nor_ends_the_run(start: Start) -> None:
             assert view.info().state == "running"
         recorder.metric("loss", 2.0, step=2)
         recorder.finish()
+        child = os.fork()
+        if child == 0:
+            recorder.metric("child", 1.0, step=1)
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
         """
     )
     output(process)
@@ -274,6 +279,7 @@ def test_of_two_that_resume_a_run_at_once_one_is_refused(start: Start) -> None:
         Recorder("runs", run_id="a").finish()
         go_read, go_write = os.pipe()
         done_read, done_write = os.pipe()
+        end_read, end_write = os.pipe()
         children = []
         for _ in range(4):
             child = os.fork()
@@ -286,13 +292,13 @@ def test_of_two_that_resume_a_run_at_once_one_is_refused(start: Start) -> None:
                     os.write(done_write, b"r")
                 else:
                     os.write(done_write, b"o")
-                    os.read(go_read, 1)
+                    os.read(end_read, 1)
                     recorder.finish()
                 os._exit(0)
             children.append(child)
         os.write(go_write, b"....")
         print("".join(sorted(os.read(done_read, 1).decode() for _ in children)))
-        os.write(go_write, b".")
+        os.write(end_write, b".")
         assert all(os.waitpid(child, 0)[1] == 0 for child in children)
         """
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 import sqlite3
 import threading
 import time
@@ -254,6 +255,62 @@ def test_a_finished_run_is_one_file(tmp_path: Path) -> None:
     with RunView(recorder.folder) as view:
         assert view.names() == ["loss"]
     assert [file.name for file in recorder.folder.iterdir()] == ["run.db"]
+
+
+def test_a_run_that_is_being_read_at_its_end_is_whole_without_its_log(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path)
+    recorder.metric("loss", 1.0, step=1)
+    recorder.flush()
+    with RunView(recorder.folder) as view:
+        assert view.names() == ["loss"]
+        recorder.metric("acc", 1.0, step=1)
+        recorder.finish()
+        assert view.names() == ["loss", "acc"]
+        (tmp_path / "copy").mkdir()
+        shutil.copy(recorder.path, tmp_path / "copy")
+    with RunView(tmp_path / "copy") as view:
+        assert view.names() == ["loss", "acc"]
+
+
+def test_the_program_may_change_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Recorder("runs") as recorder:
+        recorder.flush()
+        (tmp_path / "elsewhere").mkdir()
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        recorder.metric("loss", 1.0, step=1)
+    recorder.metric("late", 1.0, step=1)
+    with RunView(recorder.folder) as view:
+        assert view.names() == ["loss", "late"]
+
+
+def test_threads_may_record_while_others_end_the_run(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path)
+    began = threading.Barrier(5)
+
+    def record(first: int) -> None:
+        for step in range(first, first + 100):
+            recorder.metric("loss", 1.0, step=step)
+        began.wait()
+        for step in range(first + 100, first + 200):
+            recorder.metric("loss", 1.0, step=step)
+
+    def end() -> None:
+        began.wait()
+        recorder.finish()
+
+    threads = [threading.Thread(target=record, args=(first,)) for first in (0, 1000)]
+    threads += [threading.Thread(target=end) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    began.wait()
+    for thread in threads:
+        thread.join()
+    with RunView(recorder.folder) as view:
+        assert view.info().state == "finished"
+        steps = [point.step for point in view.points()]
+    assert len(steps) == len(set(steps)), "nothing twice"
+    assert {*range(100), *range(1000, 1100)} <= set(steps), "all from before the end"
+    assert set(steps) <= {*range(200), *range(1000, 1200)}
 
 
 @pytest.mark.parametrize(

@@ -63,4 +63,6 @@ def format_name(name: str) -> str:
 
 def _gigabytes(size_bytes: int) -> str:
     size = size_bytes / 2**30
+    if size < 0.095:
+        return f"{size:.2g}"
     return f"{size:.1f}" if size < 9.95 else f"{size:.0f}"

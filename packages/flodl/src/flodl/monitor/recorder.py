@@ -9,7 +9,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -23,7 +23,7 @@ from flodl.monitor.schema import FILE_NAME
 from flodl.monitor.session import open_run
 from flodl.monitor.tables import Artifact, Config, Cut, End, Epoch, Event, Record, Taken, Totals
 from flodl.monitor.values import dumps, to_float
-from flodl.monitor.writer import Flush, Writer, write_now
+from flodl.monitor.writer import DirectQueue, Flush, Writer
 
 __all__ = ["Recorder"]
 
@@ -34,7 +34,8 @@ class Recorder:
     """Records one run into `folder/<run id>/run.db`.
 
     Every method may be called from any thread. In a forked child (a data loader's worker) they all do nothing.
-    After `finish`, what is still recorded is committed at once, by the caller.
+    After `finish`, what is still recorded is committed at once, by the caller; what another thread records while `finish`
+    runs can be lost.
 
     Args:
         folder: where the runs are; made when missing.
@@ -69,7 +70,7 @@ class Recorder:
         try:
             environment = describe_environment(sampler)
             self.folder = open_run(
-                Path(folder),
+                Path(folder).absolute(),  # the program may change its folder
                 run_id,
                 resume=resume,
                 name=name,
@@ -84,7 +85,7 @@ class Recorder:
             sampler.close()
             raise
         self.run_id = self.folder.name
-        self._queue: deque[Record | Flush] | _Direct = self._writer.queue
+        self._queue: deque[Record | Flush] | DirectQueue = self._writer.queue
         self._ended = False
         self._error_before = getattr(sys, "last_value", None)
         _live.add(self)
@@ -236,23 +237,23 @@ class Recorder:
             self.finish("failed", _describe(error))
 
     def _close(self, writer: Writer) -> None:
-        direct = _Direct(self.path)
+        direct = DirectQueue(self.path)
         self._queue = direct
         self._writer = None
-        _live.discard(self)
         atexit.unregister(self._at_exit)
-        late = [record for record in writer.queue if not isinstance(record, Flush)]
-        if late:  # another thread recorded while this one ended the run
+        self._requests.clear()
+        late: list[Record] = []
+        while writer.queue:  # another thread recorded while this one ended the run
+            record = writer.queue.popleft()
+            if not isinstance(record, Flush):
+                late.append(record)
+        if late:
             direct.extend(late)
 
     def _at_exit(self) -> None:
         error = getattr(sys, "last_value", None)  # the exception that ended the program
-        if (
-            error is None
-            or error is self._error_before
-            or isinstance(error, KeyboardInterrupt)
-            or sys.flags.interactive
-        ):
+        interactive = hasattr(sys, "ps1") or sys.flags.interactive  # there it is any earlier one
+        if error is None or error is self._error_before or isinstance(error, KeyboardInterrupt) or interactive:
             self.finish("stopped")
         else:
             self.finish("failed", _describe(error))
@@ -263,19 +264,6 @@ class Recorder:
         self._queue = deque(maxlen=0)
         self._requests = deque(maxlen=0)
         atexit.unregister(self._at_exit)
-
-
-class _Direct:
-    """Stands in for the queue once the writer has ended."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def append(self, record: Record) -> None:
-        write_now(self._path, [record])
-
-    def extend(self, records: Iterable[Record]) -> None:
-        write_now(self._path, list(records))
 
 
 def _checked(

@@ -102,10 +102,12 @@ def connect(path: Path, *, timeout: float = 5.0) -> sqlite3.Connection:
 def close_single_file(connection: sqlite3.Connection) -> None:
     """Closes a store that was open for writing and leaves one file, which can be copied and be read in a read-only folder.
 
-    While somebody reads it, the files of the WAL mode stay beside it: that reader needs them.
+    While somebody reads it, the files of the WAL mode stay beside it, because that reader needs them; what they hold is
+    in the store as well.
     """
     try:
         connection.execute("PRAGMA busy_timeout=0")
+        connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
         connection.execute("PRAGMA journal_mode=DELETE")
     except sqlite3.OperationalError as error:
         if "locked" not in str(error):

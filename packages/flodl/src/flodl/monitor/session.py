@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import shutil
 import sqlite3
 import time
 from collections.abc import Mapping
@@ -58,8 +59,12 @@ def open_run(
     if resume:
         return _resume(folder, run_id, row, config)
     run = _new_folder(folder, run_id)
-    create(run / FILE_NAME, {**row, "run_id": text(run.name), "started": time.time(), "next_id": 1})
-    write_now(run / FILE_NAME, [config])
+    try:
+        create(run / FILE_NAME, {**row, "run_id": text(run.name), "started": time.time(), "next_id": 1})
+        write_now(run / FILE_NAME, [config])
+    except StoreError:
+        shutil.rmtree(run, ignore_errors=True)  # made above, and of no use
+        raise
     return run
 
 

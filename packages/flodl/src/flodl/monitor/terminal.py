@@ -117,32 +117,40 @@ class Terminal:
         self, console: Console, now: float, epoch: int, step: int, steps: int | None, loss: SupportsFloat | None
     ) -> None:
         if self._bar is None:
-            progress = Progress(
-                TextColumn("{task.fields[position]}", markup=False),
-                BarColumn(),
-                TextColumn("{task.fields[state]}", markup=False),
-                console=console,
-                auto_refresh=False,  # no thread of its own
-                transient=True,
-                redirect_stderr=sys.stderr.isatty(),  # a file that standard error goes to keeps getting it
-            )
-            self._bar = progress, progress.add_task("", position="", state="")
             self._rate_from = now, step
-            progress.start()
-        progress, task = self._bar
         since, first = self._rate_from
         state = f"{step}/{steps}" if steps else f"{step}"
         if step > first and now > since:
-            state += f"  {format_value((step - first) / (now - since))} steps/s"
+            rate = (step - first) / (now - since)
+            state += f"  {rate:.0f} steps/s" if rate >= 100 else f"  {rate:.3g} steps/s"
         if loss is not None:
             state += f"  loss={format_value(float(loss))}"
-        progress.update(task, completed=step, total=steps, position=self._position(epoch), state=state)
-        progress.refresh()
+        if self._bar is None:
+            progress = _step_bar(console)
+            task = progress.add_task("", completed=step, total=steps, position=self._position(epoch), state=state)
+            self._bar = progress, task
+            progress.start()
+        else:
+            progress, task = self._bar
+            progress.update(task, completed=step, total=steps, position=self._position(epoch), state=state)
+            progress.refresh()
 
     def _erase_bar(self) -> None:
         if self._bar is not None:
             bar, self._bar = self._bar[0], None
             bar.stop()
+
+
+def _step_bar(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.fields[position]}", markup=False),
+        BarColumn(),
+        TextColumn("{task.fields[state]}", markup=False),
+        console=console,
+        auto_refresh=False,  # no thread of its own
+        transient=True,
+        redirect_stderr=sys.stderr.isatty(),  # a file that standard error goes to keeps getting it
+    )
 
 
 def _write(stream: TextIO, line: str) -> None:

@@ -7,7 +7,7 @@ import sqlite3
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import psutil
@@ -18,7 +18,7 @@ from flodl.monitor.resources import ResourceSampler
 from flodl.monitor.schema import close_single_file, connect, store_error
 from flodl.monitor.tables import Record, Tables
 
-__all__ = ["Flush", "Writer", "write_now"]
+__all__ = ["DirectQueue", "Flush", "Writer", "write_now"]
 
 _COMMIT_SECONDS = 0.25
 _BEAT_SECONDS = 1.0
@@ -176,6 +176,25 @@ class Writer:
         if message not in self._warned:
             self._warned.add(message)
             _log.warning(message)
+
+
+class DirectQueue:
+    """Stands in for the queue once the writer has ended: what is appended is committed by the caller.
+
+    Raises:
+        StoreError: it could not be committed.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._one_at_a_time = threading.Lock()
+
+    def append(self, record: Record) -> None:
+        self.extend([record])
+
+    def extend(self, records: Iterable[Record]) -> None:
+        with self._one_at_a_time:
+            write_now(self._path, list(records))
 
 
 def write_now(path: Path, records: Sequence[Record]) -> None:
