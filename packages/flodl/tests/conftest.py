@@ -7,15 +7,25 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # with two, the same epoch took 1 to 64 s on a busy 2-core machine
 
 import gc
+import shutil
+import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
+import hypothesis
+import platformdirs
 import psutil
 import pytest
 import torch
 
 torch.set_num_threads(1)
+
+# No test depends on how busy the machine is.
+hypothesis.settings.register_profile("flodl", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("flodl")
 
 # Set by pytest, by torch at its first compile, by OpenMP libraries when they are loaded.
 _QUIET_ENV = {"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK"}
@@ -73,3 +83,48 @@ def in_an_empty_folder(leaves_nothing_behind: None, tmp_path: object, monkeypatc
     After `leaves_nothing_behind`, which looks when monkeypatch has undone its changes.
     """
     monkeypatch.chdir(str(tmp_path))
+
+
+_FASHION_MNIST = [
+    f"{part}-ubyte.gz" for part in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
+]
+_SYSTEM = Path("/usr/share/datasets/fashion-mnist")
+
+
+def _complete(folder: Path) -> bool:
+    return all((folder / name).is_file() for name in _FASHION_MNIST)
+
+
+def _from_debian(target: Path) -> None:
+    """Download the package and move its four files to `target`; needs no root."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as work:
+        subprocess.run(
+            ["apt-get", "download", "dataset-fashion-mnist"], cwd=work, check=True, capture_output=True, text=True
+        )
+        (package,) = Path(work).glob("*.deb")
+        subprocess.run(["dpkg-deb", "-x", package, work], check=True, capture_output=True, text=True)
+        try:
+            os.rename(work + str(_SYSTEM), target)
+        except OSError:  # another test run was faster, or an earlier one left it incomplete
+            if not _complete(target):
+                shutil.copytree(work + str(_SYSTEM), target, dirs_exist_ok=True)
+
+
+@pytest.fixture(scope="session")
+def fashion_mnist_files() -> Path:
+    """A folder with the four real .gz files. Skips with the reason where they cannot be had; fails instead under CI."""
+    cache = platformdirs.user_cache_path("flodl", appauthor=False)
+    given = Path(os.environ.get("FLODL_DATA", "/nonexistent"))
+    kept = cache / "tests" / "fashion-mnist"
+    for folder in (given, given / "fashion-mnist", cache / "fashion-mnist", _SYSTEM, kept):
+        if _complete(folder):
+            return folder
+    try:
+        _from_debian(kept)
+    except (OSError, subprocess.CalledProcessError) as error:
+        reason = f"no Fashion-MNIST here: {getattr(error, 'stderr', None) or error}"
+        if os.environ.get("CI"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    return kept

@@ -29,13 +29,13 @@ def download(url: str, *, timeout_s: float = 30.0) -> bytes:
             return _fetch(url, timeout_s)
         except urllib.error.HTTPError as error:
             error.close()
-            raise DataError(f"{url}: the server answered {error.code} {error.reason}") from error
+            raise DataError(f"{url}: the server answered {error.code} {error.reason}") from None
         except urllib.error.URLError as error:
-            raise DataError(f"{url}: no connection: {error.reason}") from error
+            raise DataError(f"{url}: no connection: {error.reason}") from None
         except (ConnectionError, http.client.HTTPException, TimeoutError) as error:
             reason = str(error) or type(error).__name__
         except (OSError, ValueError) as error:
-            raise DataError(f"{url}: {error}") from error
+            raise DataError(f"{url}: {error}") from None
     raise DataError(f"{url}: {reason} ({_ATTEMPTS} attempts)")
 
 

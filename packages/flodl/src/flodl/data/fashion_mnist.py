@@ -92,7 +92,7 @@ def _content(name: str, sha256: str) -> bytes:
         raise DataError(
             f"Fashion-MNIST's {name} was not found:\n  {listed}\n"
             "To get it: apt install dataset-fashion-mnist; or put the four .gz files into a folder and set FLODL_DATA to it."
-        ) from error
+        ) from None
     try:
         keep(body, _cache() / f"{name}.gz")
     except OSError as error:
@@ -124,10 +124,10 @@ def _verified(data: bytes, sha256: str, place: str) -> bytes:
     if data[:2] == b"\x1f\x8b":
         try:
             content = gzip.decompress(data)
-        except EOFError as error:
-            raise DataError(f"{place} is truncated: its compressed data ends early, after {len(data)} bytes") from error
+        except EOFError:
+            raise DataError(f"{place} is truncated: its compressed data ends early, after {len(data)} bytes") from None
         except (gzip.BadGzipFile, zlib.error) as error:
-            raise DataError(f"{place} is altered: {error}") from error
+            raise DataError(f"{place} is altered: {error}") from None
     found = hashlib.sha256(content).hexdigest()
     if found != sha256:
         raise DataError(f"{place} is altered: {len(content)} bytes of SHA-256 {found[:16]}..., not {sha256[:16]}...")

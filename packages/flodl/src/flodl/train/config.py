@@ -123,6 +123,11 @@ class RunConfig:
         changed = {name: dataclasses.replace(getattr(self, name), **fields) for name, fields in values.items()}
         return dataclasses.replace(self, **changed, origins=origins)
 
+    def with_defaults(self, settings: Mapping[str, Any], origin: str) -> RunConfig:
+        """As `with_settings`, but only for fields that nobody has set yet: a script's own defaults."""
+        open_ = {key: value for key, value in settings.items() if f"{_SECTION_OF.get(key)}.{key}" not in self.origins}
+        return self.with_settings(open_, origin)
+
     def as_dict(self) -> dict[str, dict[str, Any]]:
         """Nested plain values; `RunConfig.of` reads them back."""
         return {name: dataclasses.asdict(getattr(self, name)) for name in _SECTIONS}
