@@ -103,9 +103,9 @@ class Recorder:
             value.__class__ is float
             and name.__class__ is str
             and step.__class__ is rank.__class__ is int
-            and -_INT_LIMIT <= step < _INT_LIMIT
-            and -_INT_LIMIT <= rank < _INT_LIMIT
-            and (epoch is None or (epoch.__class__ is int and -_INT_LIMIT <= epoch < _INT_LIMIT))
+            and -(2**63) <= step < 2**63  # constants to the compiler, unlike _INT_LIMIT
+            and -(2**63) <= rank < 2**63
+            and (epoch is None or (epoch.__class__ is int and -(2**63) <= epoch < 2**63))
         ):
             name, value, step, epoch, rank = _checked(name, value, step, epoch, rank)
         self._queue.append((name, value, step, epoch, rank, time.time()))
