@@ -174,15 +174,19 @@ class FlowBuilder:
         other._label = self._label
         return other
 
-    def build(self, *, save_state: bool = False) -> Graph:
+    def build(self, *, example: Any = None, save_state: bool = False) -> Graph:
         """Check the flow and lower it to a module.
 
-        With `save_state` the state carried between calls is part of `state_dict`.
-        Raises `FlowError`, naming the step by number and content, when the flow makes no sense.
+        With an `example` of the input (a tuple for several inputs) the shapes are checked as well, by `Graph.check`: a
+        `StepError` names the first step that does not fit. With `save_state` the state carried between calls is part of
+        `state_dict`. Raises `FlowError`, naming the step by number and content, when the flow makes no sense.
         """
         from flodl.graph.lower import lower
 
-        return lower(self, save_state=save_state)
+        built = lower(self, save_state=save_state)
+        if example is not None:
+            built.check(*(example if isinstance(example, tuple) else (example,)))
+        return built
 
     def _add(self, step: Step) -> FlowBuilder:
         self._steps.append(step)

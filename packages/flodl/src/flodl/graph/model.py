@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from flodl.errors import FlowError, nearest
+from flodl.graph.drawing import Drawn
 from flodl.graph.explain import explain, shape_of
 from flodl.graph.observation import Observed
 from flodl.graph.plan import Plan
@@ -20,7 +21,7 @@ from flodl.graph.view import View
 __all__ = ["Graph"]
 
 
-class Graph(Tree, Observed, nn.Module):
+class Graph(Tree, Observed, Drawn, nn.Module):
     """A built flow. `forward` takes the flow's inputs, `print(model.code)` shows it, child modules carry the flow's names.
 
     It nests, copies, pickles, moves, compiles and exports like any module. Made by `FlowBuilder.build()`; `Graph.of(module)`

@@ -30,5 +30,6 @@ def suggestion(name: str) -> str:
 
 def snake_case(part: Any) -> str:
     """The class of a module as a name: `LayerNorm` gives `layer_norm`."""
-    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", type(part).__name__)
+    name = re.sub("(?<=[a-z])LU", "lu", type(part).__name__)  # ReLU is one word
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name)
     return words.lower().strip("_") or "module"

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from flodl.graph.explain import shape_of
 from flodl.graph.parts import part_name
 from flodl.graph.paths import plan_of
+from flodl.graph.shapes import faked
 
-__all__ = ["count", "param_summary", "table", "tree_summary"]
+__all__ = ["count", "param_summary", "summary", "table", "tree_summary"]
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
@@ -71,3 +74,33 @@ def _described(module: nn.Module) -> str:
         frozen = not any(p.requires_grad for p in module.parameters())
         parts.append(f"{n:,} parameters" + (", frozen" if frozen else ""))
     return " · ".join(parts)
+
+
+def summary(root: nn.Module, example: tuple[Any, ...]) -> str:
+    """One row for each module: where it stands, what it is, the shape of its output on fake copies of `example`."""
+    shapes: dict[int, str] = {}
+
+    def note(module: nn.Module, args: Any, output: Any) -> None:
+        shapes[id(module)] = shape_of(output)
+
+    if example:
+        handles = [m.register_forward_hook(note) for m in root.modules()]
+        try:
+            with faked(root, *example) as fake:
+                root(*fake)
+        finally:
+            for handle in handles:
+                handle.remove()
+    rows = []
+    for path, module in root.named_modules():
+        own = sum(p.numel() for p in module.parameters(recurse=False) if not is_lazy(p))
+        frozen = own and not any(p.requires_grad for p in module.parameters(recurse=False))
+        depth = path.count(".") + 1 if path else 0
+        name = "  " * depth + (path.rpartition(".")[2] or "(model)")
+        row = [name, part_name(module), f"{own:,}" if own else "", "frozen" if frozen else ""]
+        rows.append([*row[:2], shapes.get(id(module), ""), *row[2:]] if example else row)
+    head = ["module", "kind", *(["output"] if example else []), "parameters", ""]
+    total, trained = count(root), count(root, trained=True)
+    held = sum(t.numel() * t.element_size() for t in {*root.parameters(), *root.buffers()} if not is_lazy(t))
+    footer = f"{total:,} parameters, {trained:,} trained, {held / 2**20:.2f} MiB with buffers"
+    return f"{table(head, rows, right=(3 if example else 2,))}\n{footer}"

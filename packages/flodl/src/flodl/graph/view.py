@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from flodl.graph.drawing import Drawn
 from flodl.graph.observation import Observed
 from flodl.graph.records import Records
 from flodl.graph.tree import Tree
@@ -12,7 +13,7 @@ from flodl.graph.tree import Tree
 __all__ = ["View"]
 
 
-class View(Tree, Observed):
+class View(Tree, Observed, Drawn):
     """What `Graph.of(module)` gives. Names are paths of modules (their outputs), and of tags where flows are among them.
 
     Nothing is added to the module but forward hooks, while something is observed: `release()` removes them.
