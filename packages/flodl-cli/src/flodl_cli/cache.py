@@ -2,15 +2,44 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import tempfile
+from binascii import crc32
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["cache_folder", "load", "name_of", "store"]
+__all__ = ["Slot", "cache_folder", "slot"]
+
+
+class Slot:
+    """A place for one value. It is given back only for the very key that it was stored under."""
+
+    def __init__(self, path: Path, key: Any) -> None:
+        self.path, self.key = path, json.loads(json.dumps(key))
+
+    def load(self) -> Any:
+        """What was stored, or None: nothing there, for another key, not readable, or damaged."""
+        try:
+            with open(self.path, encoding="utf-8") as file:
+                document = json.load(file)
+            return document["value"] if document["key"] == self.key else None
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def store(self, value: Any) -> bool:
+        """Stores it atomically; False where that is not possible (a read-only folder, a full disk)."""
+        temporary = f"{self.path}.{os.getpid()}"
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with open(temporary, "w", encoding="utf-8") as file:
+                json.dump({"key": self.key, "value": value}, file, ensure_ascii=False)
+            os.replace(temporary, self.path)
+            return True
+        except OSError:
+            if os.path.exists(temporary):
+                os.unlink(temporary)
+            return False
 
 
 def cache_folder(environ: Mapping[str, str]) -> Path | None:
@@ -22,30 +51,9 @@ def cache_folder(environ: Mapping[str, str]) -> Path | None:
     return Path(home) / ".cache" / "flodl" if home and os.path.isabs(home) else None
 
 
-def name_of(*parts: object) -> str:
-    """A file name for what the parts identify."""
-    return hashlib.sha256(json.dumps([str(p) for p in parts]).encode()).hexdigest()[:20] + ".json"
-
-
-def load(path: Path) -> Any:
-    """What was stored, or None: nothing there, or not readable, or damaged."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+def slot(environ: Mapping[str, str], kind: str, name: object, key: Any) -> Slot | None:
+    """The slot of a kind for a name (any JSON); None where there is no cache folder."""
+    folder = cache_folder(environ)
+    if folder is None:
         return None
-
-
-def store(path: Path, value: Any) -> bool:
-    """Stores it atomically; False where that is not possible (a read-only folder, a full disk)."""
-    temporary = ""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            json.dump(value, file, ensure_ascii=False)
-        os.replace(temporary, path)
-        return True
-    except OSError:
-        if temporary and os.path.exists(temporary):
-            os.unlink(temporary)
-        return False
+    return Slot(folder / kind / f"{crc32(json.dumps(name).encode()):08x}.json", key)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterable, Iterator
 
 from flodl_cli.builtins import BUILTINS
@@ -23,13 +22,24 @@ def table(rows: Iterable[tuple[str, str]], indent: int = 2) -> Iterator[str]:
     left = min(max((len(name) for name, _ in rows), default=0), 30)
     for name, text in rows:
         head = " " * indent + f"{name:<{left}}  "
-        lines = textwrap.wrap(text, max(20, width() - indent - left - 2)) or [""]
+        lines = list(_wrapped(text, max(20, width() - indent - left - 2)))
         if len(name) > left:
             yield (" " * indent + name).rstrip()
             head = " " * len(head[: indent + left + 2])
         yield (head + lines[0]).rstrip()
         for line in lines[1:]:
             yield " " * (indent + left + 2) + line
+
+
+def _wrapped(text: str, columns: int) -> Iterator[str]:
+    line = ""
+    for word in text.split():
+        if line and len(line) + 1 + len(word) > columns:
+            yield line
+            line = word
+        else:
+            line = f"{line} {word}" if line else word
+    yield line
 
 
 def manifest_help(manifest: Manifest | None, style: Style, *, builtins: bool) -> Iterator[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -26,7 +25,7 @@ def main() -> None:
 def run(argv: Sequence[str]) -> int:
     """One call; its exit code."""
     try:
-        status = dispatch(parse_call(argv))
+        status = complete(argv[1:]) if argv[:1] == ["--complete"] else dispatch(parse_call(argv))
         sys.stdout.flush()
         return status
     except CliError as error:
@@ -39,6 +38,14 @@ def run(argv: Sequence[str]) -> int:
         return 141
 
 
+def complete(question: Sequence[str]) -> int:
+    """What completion scripts ask."""
+    from flodl_cli.completion.reply import reply
+
+    print("\n".join(reply(question)))
+    return 0
+
+
 def dispatch(call: Call) -> int:
     """Decides what a call is: help, a built-in, or commands of the manifest."""
     from flodl_cli.builtins import BUILTINS, run_builtin
@@ -49,10 +56,12 @@ def dispatch(call: Call) -> int:
 
         print(f"fdl {__version__}")
         return 0
+    name = call.words[0] if call.words else ""
+    if name in ("completions", "autocomplete"):  # a shell's start file calls them in any folder
+        return run_builtin(name, [*call.words[1:], *(["--help"] if call.help else [])], call)
     # A broken manifest is told whatever is called; where there is none, the built-ins still work.
     manifest = call.loader.load() if call.root else None
     commands = manifest.commands() if manifest else {}
-    name = call.words[0] if call.words else ""
     if not name:
         return _overview(call, manifest)
     if name in BUILTINS and name not in commands:
@@ -87,6 +96,8 @@ def _overview(call: Call, manifest: Manifest | None) -> int:
 
 
 def _task(call: Call, manifest: Manifest) -> int:
+    import shlex
+
     from flodl_cli.project import child_environment
     from flodl_cli.tasks.execute import execute, printed
     from flodl_cli.tasks.plan import Planner

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from flodl_cli.errors import CliError
 
-__all__ = ["MANIFEST", "child_environment", "find_root"]
+__all__ = ["MANIFEST", "child_environment", "find_program", "find_root"]
 
 MANIFEST = "fdl.yml"
 
@@ -42,6 +42,16 @@ def child_environment(root: Path, environ: Mapping[str, str]) -> dict[str, str]:
         env["VIRTUAL_ENV"] = str(venv)
         env.pop("PYTHONHOME", None)
     return env
+
+
+def find_program(name: str, folder: Path, environ: Mapping[str, str]) -> str | None:
+    """The path of a program: of a name with a slash as seen from `folder`, of another one by PATH."""
+    folders = [str(folder)] if "/" in name else environ.get("PATH", os.defpath).split(os.pathsep)
+    for place in folders:
+        path = os.path.join(place, name)
+        if os.path.isfile(path) and os.access(path, os.X_OK):
+            return path
+    return None
 
 
 def _virtual_environment(root: Path, environ: Mapping[str, str]) -> Path | None:

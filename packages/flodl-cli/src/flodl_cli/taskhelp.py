@@ -14,7 +14,7 @@ from flodl_cli.errors import CliError, nearest
 from flodl_cli.help import command_help, manifest_help, table
 from flodl_cli.tasks.entry import known_of, preset_settings
 from flodl_cli.tasks.model import Command, Manifest
-from flodl_cli.tasks.plan import split_words
+from flodl_cli.tasks.words import split_words
 from flodl_cli.terminal import Style
 
 __all__ = ["print_help"]

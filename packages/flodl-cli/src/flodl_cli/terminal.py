@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from typing import TextIO
 
@@ -12,7 +11,10 @@ __all__ = ["Style", "width"]
 
 def width() -> int:
     """The columns of the terminal; 80 where there is none."""
-    return max(40, min(shutil.get_terminal_size((80, 24)).columns, 120))
+    named = os.environ.get("COLUMNS", "")
+    measured = os.get_terminal_size(1).columns if os.isatty(1) else 80
+    columns = int(named) if named.isdigit() and int(named) > 0 else measured
+    return max(40, min(columns, 120))
 
 
 class Style:

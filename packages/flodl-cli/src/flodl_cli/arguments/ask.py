@@ -5,21 +5,19 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import signal
-import subprocess
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flodl_cli import cache
 from flodl_cli.arguments.model import Schema, schema_from
+from flodl_cli.cache import Slot, slot
 from flodl_cli.config.node import Node
 from flodl_cli.errors import CliError, Problem
+from flodl_cli.project import find_program
 
-__all__ = ["Entry", "Known", "ask", "cached_path"]
+__all__ = ["Entry", "Known", "ask", "cached"]
 
 TIMEOUT_S = 20.0
 _FORMAT = 1  # of the cache
@@ -46,13 +44,11 @@ class Known:
     own_words: int = 1  # how many words of the entry are the program itself
 
 
-def cached_path(entry: Entry) -> Path | None:
+def cached(entry: Entry) -> Slot | None:
     """Where the answer of an entry is kept."""
-    folder = cache.cache_folder(entry.env)
-    if folder is None:
-        return None
     declared = entry.declared.plain() if entry.declared else None
-    return folder / "schemas" / cache.name_of(_FORMAT, entry.folder, entry.words, _program(entry), declared)
+    name = [_FORMAT, str(entry.folder), entry.words, _program(entry), declared]
+    return slot(entry.env, "schemas", name, name)
 
 
 def ask(entry: Entry, *, refresh: bool = False) -> Known:
@@ -66,20 +62,19 @@ def ask(entry: Entry, *, refresh: bool = False) -> Known:
         return Known(_from_file(entry, declared), own_words=own_words)
     if declared is not True and script is None:
         return Known(None, "not a Python script, and the manifest does not say schema: true", own_words=own_words)
-    path = cached_path(entry)
-    kept = None if path is None or refresh else cache.load(path)
+    place = cached(entry)
+    kept = None if place is None or refresh else place.load()
     if isinstance(kept, dict) and kept.get("stamps") == _stamps([s[0] for s in kept.get("stamps", ())]):
-        schema = schema_from(kept["schema"], str(path)) if kept["schema"] is not None else None
+        schema = schema_from(kept["schema"], "the cache") if kept["schema"] is not None else None
         return Known(schema, kept["reason"], own_words=own_words)
     answer, reason = _by_flag(entry) if declared is True else _by_probe(entry, script)
     if answer is None:
         return Known(None, reason, fresh=True, own_words=own_words)
     schema = schema_from(answer["schema"], entry.words[-1]) if answer["schema"] is not None else None
     reason = "" if schema else "its script builds no argument parser that can be asked"
-    if path is not None:
+    if place is not None:
         stamps = _stamps([f for f in answer["files"] if f])
-        kept = {"entry": entry.words, "folder": str(entry.folder), "stamps": stamps, "schema": answer["schema"]}
-        cache.store(path, {**kept, "reason": reason})
+        place.store({"stamps": stamps, "schema": answer["schema"], "reason": reason})
     return Known(schema, reason, fresh=True, own_words=own_words)
 
 
@@ -121,6 +116,8 @@ def _from_file(entry: Entry, name: str) -> Schema:
 
 
 def _by_probe(entry: Entry, script: tuple[int, str, str] | None) -> tuple[dict[str, Any] | None, str]:
+    import tempfile
+
     assert script is not None
     _, kind, name = script
     if kind == "file" and not (entry.folder / name).is_file():
@@ -148,13 +145,15 @@ def _by_flag(entry: Entry) -> tuple[dict[str, Any] | None, str]:
 
 
 def _program(entry: Entry) -> str:
-    """The program's path; its plain name where PATH has none of that name."""
-    name = entry.words[0]
-    return str(entry.folder / name) if "/" in name else shutil.which(name, path=entry.env.get("PATH")) or name
+    """The program's path; its plain name where there is none."""
+    name = entry.words[0] if entry.words else ""
+    return find_program(name, entry.folder, entry.env) or name
 
 
 def _run(argv: Sequence[str], entry: Entry) -> tuple[int | str, str]:
     """Runs a short program with a time limit; its exit code and what it said (stdout alone when it succeeded)."""
+    import subprocess  # late: completion needs it only when nothing is known yet
+
     environment = {**entry.env, "PYTHONDONTWRITEBYTECODE": "1"}
     try:
         process = subprocess.Popen(

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import click
 
-from flodl_cli import cache
-from flodl_cli.arguments.ask import Entry, Known, ask, cached_path
+from flodl_cli.arguments.ask import Entry, Known, ask, cached
 from flodl_cli.call import Call
 from flodl_cli.help import table
 from flodl_cli.project import child_environment
 from flodl_cli.tasks.model import Manifest
-from flodl_cli.tasks.plan import split_words
+from flodl_cli.tasks.words import split_words
 
 __all__ = ["schema"]
 
@@ -68,8 +66,8 @@ def refresh(call: Call) -> None:
 @click.pass_obj
 def clear(call: Call) -> None:
     """Forget what is known of the entries of this project."""
-    paths = [p for _, e in _entries(call, call.loader.load()) if (p := cached_path(e)) is not None and p.exists()]
+    places = [cached(entry) for _, entry in _entries(call, call.loader.load())]
+    paths = [place.path for place in places if place is not None and place.path.exists()]
     for path in paths:
         path.unlink()
-    folder = cache.cache_folder(os.environ)
-    print(f"{len(paths)} forgotten" + (f" in {Path(folder) / 'schemas'}" if folder else ""))
+    print(f"{len(paths)} forgotten")

@@ -13,7 +13,7 @@ from dataclasses import replace
 from flodl_cli.config.emit import scalar_text
 from flodl_cli.config.node import Node
 from flodl_cli.config.paths import dotted, split_dotted
-from flodl_cli.config.yaml import parse_scalar
+from flodl_cli.config.scalars import parse_scalar
 from flodl_cli.errors import CliError, Problem, nearest
 
 __all__ = ["Located", "interpolate"]

@@ -10,9 +10,9 @@ from pathlib import Path
 from flodl_cli.config.interpolate import Located, interpolate
 from flodl_cli.config.merge import merge, settle
 from flodl_cli.config.node import Node
+from flodl_cli.config.parsed import parsed_manifest
 from flodl_cli.config.paths import split_dotted
 from flodl_cli.config.source import Source, read_source
-from flodl_cli.config.yaml import parse_yaml, parse_yaml_value
 from flodl_cli.errors import CliError, Problem, nearest
 from flodl_cli.project import MANIFEST
 
@@ -57,7 +57,7 @@ def resolve(folder: Path, root: Path, selection: Selection, environ: Mapping[str
     environment change only the sections of a run: everything else that they name is the project's.
     """
     inner = folder != root
-    layers, parts = [_base(_read(folder / MANIFEST, root))], ["base"]
+    layers, parts = [_base(_read(folder / MANIFEST, root, environ))], ["base"]
     for name in selection.overlays:
         path = folder / f"fdl.{name}.yml"
         if name == LOCAL or (inner and not path.exists()):
@@ -66,11 +66,11 @@ def resolve(folder: Path, root: Path, selection: Selection, environ: Mapping[str
             raise CliError(
                 f"there is no environment '{name}': no {path.name} in {folder}.{nearest(name, environments(folder))}"
             )
-        layers.append(_read(path, root))
+        layers.append(_read(path, root, environ))
         parts.append("overlay" if "overlay" not in parts else "")
     local = folder / f"fdl.{LOCAL}.yml"
     if local.exists():
-        layers.append(_read(local, root))
+        layers.append(_read(local, root, environ))
         parts.append("local")
     from_environment = [_setting(_dotted_name(k), v, k) for k, v in sorted(environ.items()) if k.startswith(_PREFIX)]
     from_call = [_setting(*_assignment(text), "--set") for text in selection.settings]
@@ -85,8 +85,8 @@ def resolve(folder: Path, root: Path, selection: Selection, environ: Mapping[str
     return Resolved(node, tuple(layers), tuple(p for p in parts if p), tuple(problems))
 
 
-def _read(path: Path, root: Path) -> Node:
-    return parse_yaml(read_source(path, os.path.relpath(path, root)))
+def _read(path: Path, root: Path, environ: Mapping[str, str]) -> Node:
+    return parsed_manifest(read_source(path, os.path.relpath(path, root)), environ)
 
 
 def _base(node: Node) -> Node:
@@ -112,6 +112,8 @@ def _dotted_name(variable: str) -> str:
 
 def _setting(name: str, text: str, label: str) -> Node:
     """One setting as a layer of its own."""
+    from flodl_cli.config.yaml import parse_yaml_value
+
     path = split_dotted(name)
     source = Source(label, text)
     try:

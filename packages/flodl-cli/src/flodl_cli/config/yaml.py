@@ -20,7 +20,8 @@ from yaml.events import (
     StreamStartEvent,
 )
 
-from flodl_cli.config.node import Node, Scalar
+from flodl_cli.config.node import Node
+from flodl_cli.config.scalars import parse_scalar
 from flodl_cli.config.source import Place, Source
 from flodl_cli.errors import CliError, Problem, nearest
 
@@ -29,40 +30,13 @@ try:
 except ImportError:  # PyYAML without libyaml gives the same events, slower
     from yaml import BaseLoader as Parser  # type: ignore[assignment]
 
-__all__ = ["parse_scalar", "parse_yaml", "parse_yaml_value"]
+__all__ = ["parse_yaml", "parse_yaml_value"]
 
 MAX_VALUES = 200_000  # with aliases written out: an anchor bomb ends here, before it takes memory
 MAX_DEPTH = 64
 
-_INT = re.compile(r"[-+]?[0-9]{1,400}")
-_OCTAL, _HEX = re.compile(r"0o[0-7]+"), re.compile(r"0x[0-9a-fA-F]+")
-_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
-_INFINITY = re.compile(r"([-+]?)\.(inf|Inf|INF)")
 _MERGE_TAGS = ("append", "prepend", "replace")
 _CORE = "tag:yaml.org,2002:"
-
-
-def parse_scalar(text: str) -> Scalar:
-    """What a plain (unquoted) scalar means in YAML 1.2's core schema."""
-    if text in ("", "~", "null", "Null", "NULL"):
-        return None
-    if text in ("true", "True", "TRUE"):
-        return True
-    if text in ("false", "False", "FALSE"):
-        return False
-    if _INT.fullmatch(text):
-        return int(text)
-    if _OCTAL.fullmatch(text):
-        return int(text[2:], 8)
-    if _HEX.fullmatch(text):
-        return int(text[2:], 16)
-    if _FLOAT.fullmatch(text):
-        return float(text)
-    if sign := _INFINITY.fullmatch(text):
-        return float(sign.group(1) + "inf")
-    if text in (".nan", ".NaN", ".NAN"):
-        return float("nan")
-    return text
 
 
 def parse_yaml(source: Source) -> Node:

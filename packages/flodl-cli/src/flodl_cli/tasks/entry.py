@@ -11,8 +11,8 @@ from flodl_cli.arguments.model import Argument, Schema
 from flodl_cli.config.layers import RUN_SECTIONS
 from flodl_cli.config.merge import merge
 from flodl_cli.config.node import Node
+from flodl_cli.config.scalars import parse_scalar
 from flodl_cli.config.source import Source
-from flodl_cli.config.yaml import parse_scalar
 from flodl_cli.errors import CliError, Problem, nearest
 from flodl_cli.tasks.model import Command, Manifest
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -14,6 +13,7 @@ from pathlib import Path
 
 from flodl_cli.errors import CliError
 from flodl_cli.processes import run_child
+from flodl_cli.project import find_program
 from flodl_cli.tasks.docker import in_service
 from flodl_cli.tasks.model import Step
 
@@ -55,8 +55,7 @@ def _argv(step: Step, root: Path, config_file: str) -> tuple[str, ...]:
 
 
 def _program(name: str, step: Step) -> str:
-    path = name if os.path.isabs(name) or "/" not in name else str(step.cwd / name)
-    found = shutil.which(path, path=step.env.get("PATH"))
+    found = find_program(name, step.cwd, step.env)
     if found is None:
         raise CliError(f"{step.title}: there is no program '{name}'" + ("" if "/" in name else " on PATH"))
     return found

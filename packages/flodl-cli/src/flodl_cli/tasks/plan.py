@@ -14,8 +14,9 @@ from flodl_cli.manifest import Loader
 from flodl_cli.tasks.dotenv import read_dotenv
 from flodl_cli.tasks.entry import entry_call
 from flodl_cli.tasks.model import Command, Manifest, Step
+from flodl_cli.tasks.words import split_words
 
-__all__ = ["Planner", "split_words"]
+__all__ = ["Planner"]
 
 _GRACE_S = 10.0
 
@@ -188,14 +189,6 @@ def _texts(node: Node | None) -> list[Node]:
 
 def _last(nodes: Sequence[Node], key: str) -> Node | None:
     return next((found for node in reversed(nodes) if (found := node.get(key)) is not None), None)
-
-
-def split_words(node: Node, key: str) -> list[str]:
-    """A line of the manifest as words, by the rules of the shell, without a shell."""
-    try:
-        return shlex.split(str(node.data))
-    except ValueError as error:
-        raise CliError(Problem(f"{key}: {str(error).lower()}", node.place)) from None
 
 
 def _variable(node: Node) -> str:

@@ -1,0 +1,1 @@
+"""Completion of commands, environments, options and values in bash, zsh and fish."""
