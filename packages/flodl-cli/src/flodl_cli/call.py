@@ -1,19 +1,17 @@
 """The options that stand before the command, and what they mean for a call."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 from flodl_cli.config.layers import Selection
 from flodl_cli.errors import CliError, nearest
 from flodl_cli.manifest import Loader
 from flodl_cli.project import MANIFEST, find_root
 
-__all__ = ["GLOBAL_OPTIONS", "Call", "parse_call"]
+__all__ = ["GLOBAL_OPTIONS", "Call", "GlobalOptions", "parse_call"]
 
 # flags, the value's name, what it does; also what completion offers
 GLOBAL_OPTIONS = (
@@ -29,11 +27,9 @@ GLOBAL_OPTIONS = (
 )
 
 
-@dataclass(frozen=True)
-class Call:
-    """One call of fdl: its global options and the words from the command on."""
+class GlobalOptions(NamedTuple):
+    """The options before the command."""
 
-    words: tuple[str, ...] = ()
     environments: tuple[str, ...] = ()
     settings: tuple[str, ...] = ()
     dry_run: bool = False
@@ -41,6 +37,18 @@ class Call:
     version: bool = False
     verbosity: int = 0
     ansi: bool | None = None
+
+
+class Call:
+    """One call of fdl: its global options and the words from the command on."""
+
+    def __init__(self, options: GlobalOptions, words: tuple[str, ...]) -> None:
+        self.options, self.words = options, words
+
+    def in_environment(self) -> "Call":
+        """`fdl ci test`: the first word is an environment, the call is what follows it."""
+        names = (*self.options.environments, self.words[0])
+        return Call(self.options._replace(environments=names), self.words[1:])
 
     @cached_property
     def root(self) -> Path | None:
@@ -52,7 +60,7 @@ class Call:
         """Loads manifests with the layers of this call."""
         if self.root is None:
             raise CliError(f"there is no {MANIFEST} in this folder or one above; `fdl init NAME` makes a project")
-        return Loader(self.root, Selection(self.environments, self.settings), os.environ)
+        return Loader(self.root, Selection(self.options.environments, self.options.settings), os.environ)
 
 
 def _current_folder() -> Path:
@@ -90,8 +98,7 @@ def parse_call(argv: Sequence[str]) -> Call:
             else:
                 flags.add(name)
     chosen = environments or [os.environ.get("FDL_ENV", "")]
-    return Call(
-        tuple(argv[at:]),
+    options = GlobalOptions(
         tuple(_environment_names(chosen)),
         tuple(settings),
         "--dry-run" in flags,
@@ -100,6 +107,7 @@ def parse_call(argv: Sequence[str]) -> Call:
         verbosity,
         ansi,
     )
+    return Call(options, tuple(argv[at:]))
 
 
 def _flags(word: str, names: dict[str, str]) -> Iterator[str]:

@@ -1,10 +1,7 @@
 """What a wrong call or a wrong file is reported as: exit code 2, the place, a caret line, the nearest valid name."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from flodl_cli.config.source import Place
@@ -12,12 +9,11 @@ if TYPE_CHECKING:
 __all__ = ["CliError", "Problem", "nearest"]
 
 
-@dataclass(frozen=True)
-class Problem:
+class Problem(NamedTuple):
     """One thing that is wrong, and where."""
 
     message: str
-    place: Place | None = None
+    place: "Place | None" = None
 
     def render(self) -> str:
         """`fdl.yml:3:5: message`, the line itself and a caret line below it."""

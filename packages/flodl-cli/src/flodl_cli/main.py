@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from flodl_cli.call import Call, parse_call
@@ -51,23 +50,23 @@ def dispatch(call: Call) -> int:
     from flodl_cli.builtins import BUILTINS, run_builtin
     from flodl_cli.config.layers import environments
 
-    if call.version:
+    if call.options.version:
         from flodl_cli import __version__
 
         print(f"fdl {__version__}")
         return 0
     name = call.words[0] if call.words else ""
     if name in ("completions", "autocomplete"):  # a shell's start file calls them in any folder
-        return run_builtin(name, [*call.words[1:], *(["--help"] if call.help else [])], call)
+        return run_builtin(name, [*call.words[1:], *(["--help"] if call.options.help else [])], call)
     # A broken manifest is told whatever is called; where there is none, the built-ins still work.
     manifest = call.loader.load() if call.root else None
     commands = manifest.commands() if manifest else {}
     if not name:
         return _overview(call, manifest)
     if name in BUILTINS and name not in commands:
-        return run_builtin(name, [*call.words[1:], *(["--help"] if call.help else [])], call)
+        return run_builtin(name, [*call.words[1:], *(["--help"] if call.options.help else [])], call)
     if manifest is not None and name not in commands and name in environments(manifest.root):  # `fdl ci test`
-        return dispatch(replace(call, words=call.words[1:], environments=(*call.environments, name)))
+        return dispatch(call.in_environment())
     if manifest is None:
         return _no_project(name)
     return _task(call, manifest)
@@ -86,7 +85,7 @@ def _overview(call: Call, manifest: Manifest | None) -> int:
     from flodl_cli.help import manifest_help
     from flodl_cli.terminal import Style
 
-    for line in manifest_help(manifest, Style(ansi=call.ansi), builtins=True):
+    for line in manifest_help(manifest, Style(ansi=call.options.ansi), builtins=True):
         print(line)
     problems = [problem for _, problem in manifest.problems] if manifest else []
     if problems:
@@ -104,20 +103,20 @@ def _task(call: Call, manifest: Manifest) -> int:
 
     loader = call.loader
     env = child_environment(loader.root, os.environ)
-    if call.help or _asks_for_help(call.words):
+    if call.options.help or _asks_for_help(call.words):
         from flodl_cli.taskhelp import print_help
 
         return print_help(call, manifest, env)
     steps = Planner(loader, env).plan(manifest, call.words)
-    if call.dry_run:
+    if call.options.dry_run:
         for line in printed(steps, loader.root):
             print(line)
         return 0
-    if call.verbosity > 0:
+    if call.options.verbosity > 0:
         for step in steps:
-            detail = f": {shlex.join(step.argv)}" if call.verbosity > 1 else ""
+            detail = f": {shlex.join(step.argv)}" if call.options.verbosity > 1 else ""
             print(f"fdl: {step.title}{detail}", file=sys.stderr)
-            if call.verbosity > 2:
+            if call.options.verbosity > 2:
                 for name in step.added:
                     print(f"fdl:   {name}={step.env[name]}", file=sys.stderr)
     return execute(steps, loader.root)

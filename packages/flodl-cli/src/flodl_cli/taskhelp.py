@@ -22,7 +22,7 @@ __all__ = ["print_help"]
 
 def print_help(call: Call, manifest: Manifest, env: dict[str, str]) -> int:
     """Walks the words to the command that they name and prints its help."""
-    style = Style(ansi=call.ansi)
+    style = Style(ansi=call.options.ansi)
     command: Command | None = None
     for word in call.words:
         if word.startswith("-"):

@@ -1,15 +1,12 @@
 """Finding out what an entry takes: from its Python script's own parser, from `--fdl-schema`, or from a file."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from flodl_cli.arguments.model import Schema, schema_from
 from flodl_cli.cache import Slot, slot
@@ -24,8 +21,7 @@ _FORMAT = 1  # of the cache
 _PYTHON = re.compile(r"python[0-9.]*")
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """The program of a manifest and where it runs."""
 
     words: tuple[str, ...]
@@ -34,8 +30,7 @@ class Entry:
     declared: Node | None = None  # the manifest's `schema:`
 
 
-@dataclass(frozen=True)
-class Known:
+class Known(NamedTuple):
     """What is known of an entry's arguments: a schema, or why there is none."""
 
     schema: Schema | None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from flodl_cli.arguments.model import Argument, Schema
@@ -12,15 +11,15 @@ from flodl_cli.errors import nearest
 __all__ = ["Parsed", "missing", "parse_words", "value_problem"]
 
 
-@dataclass
 class Parsed:
     """What was typed, as far as the schema tells."""
 
-    values: dict[str, list[str]] = field(default_factory=dict)  # of the options that were given, by name
-    flags: dict[str, str] = field(default_factory=dict)  # the flag by which each was given last
-    positionals: list[str] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
-    open_end: bool = False  # something was not understood, so that nothing can be said of what is missing
+    def __init__(self) -> None:
+        self.values: dict[str, list[str]] = {}  # of the options that were given, by name
+        self.flags: dict[str, str] = {}  # the flag by which each was given last
+        self.positionals: list[str] = []
+        self.problems: list[str] = []
+        self.open_end = False  # something was not understood, so that nothing can be said of what is missing
 
 
 def parse_words(schema: Schema, words: Sequence[str]) -> Parsed:

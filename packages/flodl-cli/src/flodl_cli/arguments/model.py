@@ -1,9 +1,8 @@
 """The arguments of an entry as data."""
 
-from __future__ import annotations
-
-from dataclasses import dataclass, field, fields
-from typing import Any
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from flodl_cli.errors import CliError
 
@@ -12,8 +11,7 @@ __all__ = ["Argument", "Schema", "schema_from"]
 KINDS = ("str", "int", "float", "path", "flag", "count")
 
 
-@dataclass(frozen=True)
-class Argument:
+class Argument(NamedTuple):
     """One option, or one positional argument (then it has no flags)."""
 
     name: str
@@ -40,13 +38,12 @@ class Argument:
         return next((f for f in yes if f.startswith("--")), yes[0] if yes else self.name)
 
 
-@dataclass(frozen=True)
-class Schema:
+class Schema(NamedTuple):
     """What a program takes."""
 
     options: tuple[Argument, ...] = ()
     positionals: tuple[Argument, ...] = ()
-    commands: dict[str, Schema] = field(default_factory=dict)
+    commands: "Mapping[str, Schema]" = MappingProxyType({})
     description: str = ""
     open: bool = False  # it accepts what it does not list
     abbreviations: bool = False  # --epo for --epochs
@@ -79,8 +76,7 @@ def schema_from(data: Any, where: str) -> Schema:
 
 
 def _argument(data: dict[str, Any]) -> Argument:
-    names = {f.name for f in fields(Argument)}
-    if unknown := sorted(set(data) - names):
+    if unknown := sorted(set(data) - set(Argument._fields)):
         raise ValueError(f"unknown key '{unknown[0]}'")
     lists = {k: tuple(data[k]) for k in ("flags", "off", "choices") if data.get(k) is not None}
     values: dict[str, Any] = {**data, **lists}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +52,7 @@ def show(call: Call, folder: tuple[str, ...], as_json: bool, defaults: bool) -> 
         _print_json(document(with_defaults(resolved.node), resolved.layers))
         return
     if defaults:
-        resolved = replace(resolved, node=with_defaults(resolved.node))
+        resolved = resolved._replace(node=with_defaults(resolved.node))
     print("\n".join(listing(resolved)))
 
 
@@ -87,7 +86,7 @@ def diff(call: Call, one: str, other: str | None, as_json: bool) -> None:
     names = (one, other) if other else ("", one)
     trees = []
     for name in names:
-        selection = Selection(tuple(n for n in name.split(",") if n), call.settings)
+        selection = Selection(tuple(n for n in name.split(",") if n), call.options.settings)
         trees.append(_resolved(call, (), Loader(call.loader.root, selection, call.loader.environ)).node)
     rows = list(differences(*trees))
     if as_json:

@@ -1,11 +1,9 @@
 """What may stand at the end of a command line."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from flodl_cli.arguments.model import Argument, Schema
 from flodl_cli.builtins import BUILTINS, command
@@ -23,16 +21,14 @@ from flodl_cli.tasks.words import split_words
 __all__ = ["Candidate", "Completions", "complete"]
 
 
-@dataclass(frozen=True)
-class Candidate:
+class Candidate(NamedTuple):
     """A word and what it means."""
 
     value: str
     help: str = ""
 
 
-@dataclass(frozen=True)
-class Completions:
+class Completions(NamedTuple):
     """The words that fit. `files`: the shell's own file names fit, too; `open_end`: no space after the word."""
 
     candidates: tuple[Candidate, ...] = ()
@@ -44,7 +40,7 @@ def complete(words: Sequence[str], current: str) -> Completions:
     """What fits for `current`, the word that is being typed after `words`."""
     found = _complete(list(words), current)
     fitting = tuple(c for c in dict.fromkeys(found.candidates) if c.value.startswith(current))
-    return replace(found, candidates=fitting)
+    return found._replace(candidates=fitting)
 
 
 def _complete(words: list[str], current: str) -> Completions:
@@ -62,7 +58,7 @@ def _complete(words: list[str], current: str) -> Completions:
     rest = words[head:]
     commands = manifest.commands() if manifest else {}
     if not rest:
-        names = environments(manifest.root) if manifest and not call.environments else []
+        names = environments(manifest.root) if manifest and not call.options.environments else []
         built_in = [Candidate(n, text) for n, (_, text) in BUILTINS.items()]
         return Completions((*_commands(commands.values()), *built_in, *(Candidate(n, "environment") for n in names)))
     if rest[0] in commands and manifest:
@@ -112,7 +108,7 @@ def _setting_names(manifest: Manifest) -> Iterator[str]:
 
 
 def _prefixed(found: Completions, prefix: str) -> Completions:
-    return replace(found, candidates=tuple(Candidate(prefix + c.value, c.help) for c in found.candidates))
+    return found._replace(candidates=tuple(Candidate(prefix + c.value, c.help) for c in found.candidates))
 
 
 def _commands(commands: Iterable[Command]) -> tuple[Candidate, ...]:
@@ -162,7 +158,7 @@ def _entry(
     inner = tuple(Candidate(n, s.description) for n, s in schema.commands.items())
     positional = next(iter(schema.positionals), None)
     found = _values(manifest, positional) if positional else Completions()
-    return replace(found, candidates=(*first, *inner, *found.candidates))
+    return found._replace(candidates=(*first, *inner, *found.candidates))
 
 
 def _waiting(schema: Schema, words: Sequence[str]) -> Argument | None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 
 from flodl_cli.config.emit import scalar_text
 from flodl_cli.config.node import Node
@@ -61,7 +60,7 @@ class _Resolver:
             whole = _REFERENCE.fullmatch(text)
             if whole and whole.group(1) is not None and self.is_ours(whole.group(1), path):
                 found = self.reference(whole.group(1), node, typed=not node.quoted)
-                return replace(found, place=node.place, key=node.key, chain=node.chain, tag="", deleted=False)
+                return found._replace(place=node.place, key=node.key, chain=node.chain, tag="", deleted=False)
             return node.with_data(_REFERENCE.sub(lambda m: self.text(m, node, path), text))
         except CliError as error:
             self.problems += [(path, p) for p in error.problems]

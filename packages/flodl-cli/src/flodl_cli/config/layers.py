@@ -1,11 +1,9 @@
 """The layers of a manifest, lowest first: fdl.yml, overlays, fdl.local.yml, FDL_SET_... variables, --set."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from flodl_cli.config.interpolate import Located, interpolate
 from flodl_cli.config.merge import merge, settle
@@ -23,16 +21,14 @@ LOCAL = "local"
 _PREFIX = "FDL_SET_"
 
 
-@dataclass(frozen=True)
-class Selection:
+class Selection(NamedTuple):
     """What a call asks for on top of fdl.yml."""
 
     overlays: tuple[str, ...] = ()
     settings: tuple[str, ...] = ()  # of --set, "ddp.policy=async"
 
 
-@dataclass(frozen=True)
-class Resolved:
+class Resolved(NamedTuple):
     """A manifest with all its layers merged and its references replaced."""
 
     node: Node
@@ -93,7 +89,7 @@ def _base(node: Node) -> Node:
     """The lowest layer: a command without any contents (`letters:`) is one, for there is nothing it could delete."""
     commands = node.get("commands")
     if commands is not None and commands.is_map and isinstance(node.data, dict):
-        filled = {k: replace(v, data={}) if v.data is None else v for k, v in commands.entries().items()}
+        filled = {k: v._replace(data={}) if v.data is None else v for k, v in commands.entries().items()}
         node = node.with_data({**node.data, "commands": commands.with_data(filled)})
     return settle(node)
 
@@ -121,7 +117,7 @@ def _setting(name: str, text: str, label: str) -> Node:
     except CliError as error:
         problems = [Problem(f"{name}={text}: {p.message}") for p in error.problems]
         raise CliError(*(Problem(f"{label}: {p.message}") for p in problems)) from None
-    node = replace(node, key=source.place())
+    node = node._replace(key=source.place())
     for key in reversed(path):
         node = Node({key: node}, source.place(), key=source.place())
     return node

@@ -5,8 +5,6 @@ What a layer overrides or deletes stays in the tree as history (`Node.chain`, `N
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from flodl_cli.config.node import Node
 from flodl_cli.errors import CliError, Problem
 
@@ -20,15 +18,15 @@ def merge(base: Node, over: Node, name: str = "") -> Node:
     if over.tag in ("append", "prepend"):
         return _extended(base, over, name)
     if over.tag == "replace":
-        return merge(delete(base, over), replace(over, tag=""), name)
+        return merge(delete(base, over), over._replace(tag=""), name)
     if isinstance(base.data, dict) and isinstance(over.data, dict):
         data = dict(base.data)
         for key, value in over.data.items():
             inner = f"{name}.{key}" if name else key
             data[key] = merge(data[key], value, inner) if key in data else settle(value)
         heading = over if base.deleted else base
-        return replace(heading, data=data, deleted=False, chain=base.chain, tag="")
-    return replace(settle(over), chain=_history(base))
+        return heading._replace(data=data, deleted=False, chain=base.chain, tag="")
+    return settle(over)._replace(chain=_history(base))
 
 
 def settle(node: Node) -> Node:
@@ -36,14 +34,14 @@ def settle(node: Node) -> Node:
     if node.data is None:
         return Node(None, node.place, node.key, deleted=True)
     if isinstance(node.data, dict):
-        return replace(node, data={k: settle(v) for k, v in node.data.items()}, tag="")
-    return replace(node, tag="") if node.tag else node
+        return node._replace(data={k: settle(v) for k, v in node.data.items()}, tag="")
+    return node._replace(tag="") if node.tag else node
 
 
 def delete(base: Node, by: Node) -> Node:
     """`base` and all under it marked as deleted by the `null` (or `!replace`) at `by`."""
     if isinstance(base.data, dict):
-        return replace(base, data={k: delete(v, by) for k, v in base.data.items()}, deleted=True, place=by.place)
+        return base._replace(data={k: delete(v, by) for k, v in base.data.items()}, deleted=True, place=by.place)
     if base.deleted:
         return base
     return Node(None, by.place, by.key, deleted=True, chain=_history(base))
@@ -52,12 +50,12 @@ def delete(base: Node, by: Node) -> Node:
 def _history(node: Node) -> tuple[Node, ...]:
     if node.deleted and not node.chain and node.data is None:
         return ()  # a null that deleted nothing
-    return (*node.chain, replace(node, chain=()))
+    return (*node.chain, node._replace(chain=()))
 
 
 def _extended(base: Node, over: Node, name: str) -> Node:
     if base.deleted:
-        return replace(settle(over), chain=_history(base))
+        return settle(over)._replace(chain=_history(base))
     if not isinstance(base.data, list):
         what = "a map" if base.is_map else f"'{base.data}'"
         raise CliError(Problem(f"!{over.tag} extends a list, and {name} is {what} ({base.place.text})", over.place))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 from flodl_cli.config.emit import flow_text
@@ -40,10 +39,10 @@ def _over_defaults(section: Node | None, base: Node) -> Node:
         if own is None:
             data[key] = default
         elif own.deleted:
-            data[key] = replace(default, chain=(default, *own.chain, replace(own, chain=())))
+            data[key] = default._replace(chain=(default, *own.chain, own._replace(chain=())))
         else:
-            data[key] = replace(own, chain=(default, *own.chain))
-    return replace(section, data=data, deleted=False)
+            data[key] = own._replace(chain=(default, *own.chain))
+    return section._replace(data=data, deleted=False)
 
 
 def leaves(root: Node) -> Iterator[tuple[tuple[str, ...], Node]]:

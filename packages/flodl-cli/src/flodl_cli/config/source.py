@@ -1,11 +1,9 @@
 """A text that configuration is read from, and places in it."""
 
-from __future__ import annotations
-
 import os
 import stat
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from flodl_cli.errors import CliError, Problem
 
@@ -14,21 +12,19 @@ __all__ = ["MAX_BYTES", "Place", "Source", "read_source"]
 MAX_BYTES = 4 * 2**20  # a manifest is read by people; a bigger file is a data file by mistake
 
 
-@dataclass(frozen=True, eq=False)
-class Source:
+class Source(NamedTuple):
     """Where configuration comes from: a file, or a layer without one (an environment variable, --set, the defaults)."""
 
     label: str  # how origins name it: "fdl.ci.yml", "--set", "default"
-    text: str = field(default="", repr=False)
+    text: str = ""
     path: Path | None = None
 
-    def place(self, line: int = 1, column: int = 1, width: int = 1) -> Place:
+    def place(self, line: int = 1, column: int = 1, width: int = 1) -> "Place":
         """A place in this source; lines and columns count from 1."""
         return Place(self, line, column, width)
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """A line and column of a source."""
 
     source: Source

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 from yaml import YAMLError
 from yaml.events import (
@@ -189,7 +188,7 @@ class _Composer:
             if key == "<<" and not getattr(inner, "style", None):
                 merged += self.merge_sources(value)
             else:
-                own[key] = replace(value, key=at)
+                own[key] = value._replace(key=at)
         data: dict[str, Node] = {}
         for node in reversed(merged):  # the first of several wins
             data.update(node.data)  # type: ignore[arg-type]

@@ -1,9 +1,7 @@
 """The words an entry is started with: its own, those of the manifest and the preset, and what was typed."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from flodl_cli.arguments.ask import Entry, Known, ask
 from flodl_cli.arguments.check import Parsed, missing, parse_words, value_problem
@@ -19,8 +17,7 @@ from flodl_cli.tasks.model import Command, Manifest
 __all__ = ["EntryCall", "entry_call", "known_of", "preset_settings"]
 
 
-@dataclass(frozen=True)
-class EntryCall:
+class EntryCall(NamedTuple):
     """The argument vector of an entry, and the settings that its run configuration is made of."""
 
     argv: tuple[str, ...]
@@ -65,7 +62,7 @@ def entry_call(
         problems = [Problem(m) for m in missing(known.schema, parse_words(known.schema, [*own, *given, *typed]))]
     if problems:
         title = " ".join((*manifest.words, command.name)) if command else " ".join(manifest.words)
-        raise CliError(*(replace(p, message=f"{title}: {p.message}") if p.place is None else p for p in problems))
+        raise CliError(*(p._replace(message=f"{title}: {p.message}") if p.place is None else p for p in problems))
     variable = any(argument.nargs in ("*", "+") for argument, _ in chosen.values())
     ordered = [*typed, *given] if variable and not known.schema.commands else [*given, *typed]
     return EntryCall((*entry, *ordered, *raw), _with_typed(settings, parsed))

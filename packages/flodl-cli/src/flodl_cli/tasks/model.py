@@ -1,9 +1,9 @@
 """Manifests and their commands as data."""
 
-from __future__ import annotations
-
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from flodl_cli.config.layers import RUN_SECTIONS
 from flodl_cli.config.node import Node
@@ -13,8 +13,7 @@ from flodl_cli.project import MANIFEST
 __all__ = ["Command", "Manifest", "Step"]
 
 
-@dataclass(frozen=True)
-class Manifest:
+class Manifest(NamedTuple):
     """The resolved fdl.yml of one folder."""
 
     folder: Path
@@ -34,12 +33,12 @@ class Manifest:
         node = self.node.get(*path)
         return node.data if node is not None and isinstance(node.data, str) else ""
 
-    def commands(self) -> dict[str, Command]:
+    def commands(self) -> "dict[str, Command]":
         """The commands by name, in the manifest's order."""
         node = self.node.get("commands")
         return {name: self._command(name, value) for name, value in (node.entries() if node else {}).items()}
 
-    def _command(self, name: str, node: Node) -> Command:
+    def _command(self, name: str, node: Node) -> "Command":
         problems = tuple(p for path, p in self.problems if path[:2] == ("commands", name))
         path = node.get("path")
         folder = self.folder / (str(path.data) if path else name)
@@ -51,8 +50,7 @@ class Manifest:
         return Command(name, "preset", node, problems=problems)
 
 
-@dataclass(frozen=True)
-class Command:
+class Command(NamedTuple):
     """One entry under `commands:`."""
 
     name: str
@@ -67,8 +65,7 @@ class Command:
         return str(node.data) if node else ""
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """One process to start, with everything decided."""
 
     title: str  # the words that call it: "bench graph"
@@ -76,6 +73,6 @@ class Step:
     cwd: Path
     env: dict[str, str]  # the whole environment
     added: tuple[str, ...] = ()  # the names in it that the manifest sets
-    config: dict[str, object] = field(default_factory=dict)  # the run configuration, for the file FDL_CONFIG
+    config: Mapping[str, Any] = MappingProxyType({})  # the run configuration, for the file FDL_CONFIG
     docker: str = ""  # the compose service that it runs in
     grace_s: float = 10.0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from flodl_cli.config.node import Node
@@ -21,15 +20,15 @@ __all__ = ["Planner"]
 _GRACE_S = 10.0
 
 
-@dataclass
 class Planner:
     """Collects the steps of a call: what it needs first, each once."""
 
-    loader: Loader
-    env: dict[str, str]  # that tasks start from
-    steps: list[Step] = field(default_factory=list)
-    done: set[tuple[str, ...]] = field(default_factory=set)
-    open: list[str] = field(default_factory=list)  # the needs that are being planned, for cycles
+    def __init__(self, loader: Loader, env: dict[str, str]) -> None:
+        self.loader = loader
+        self.env = env  # that tasks start from
+        self.steps: list[Step] = []
+        self.done: set[tuple[str, ...]] = set()
+        self.open: list[str] = []  # the needs that are being planned, for cycles
 
     def plan(self, manifest: Manifest, words: Sequence[str], scope: tuple[Node, ...] = ()) -> list[Step]:
         """Adds the steps of a call such as ["bench", "graph", "--rounds", "3"] and returns all of them.
