@@ -415,3 +415,21 @@ def test_dataclass_fields_arrive_as_their_types(fdl: Fdl, entry: Any) -> None:
         "Settings(n=3, policy='cadence', fast=True, sizes=(3, 4), where=PosixPath('x'))\n"
     )  # fmt: skip
     assert "Trains letters." in fdl("go", "--help").out
+
+
+def test_a_preset_can_have_an_entry_of_its_own(fdl: Fdl, write: Write) -> None:
+    write("fdl.yml", "commands: { bench: { path: bench } }")
+    write(
+        "bench/fdl.yml",
+        "commands:\n  graph: { entry: python graph.py, options: { rounds: 3 } }\n  other: { run: echo other }\n",
+    )
+    write(
+        "bench/graph.py",
+        "import argparse\np = argparse.ArgumentParser()\np.add_argument('--rounds', type=int)\nprint(p.parse_args())\n",
+    )
+    assert fdl("bench", "graph").out == "Namespace(rounds=3)\n"
+    assert fdl("bench", "graph", "--rounds", "5").out == "Namespace(rounds=5)\n"
+    assert "bench graph: --rounds is 'x'" in fdl("bench", "graph", "--rounds", "x").err
+    assert "--rounds INT" in fdl("bench", "graph", "--help").out
+    assert "fdl bench graph" in fdl("schema", "list").out
+    assert fdl("--complete", "fish", "bench", "graph", "--r").out.splitlines()[1] == "--rounds\t"

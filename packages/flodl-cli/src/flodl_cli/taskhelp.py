@@ -5,16 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from flodl_cli.arguments.ask import Known
+from flodl_cli.arguments.ask import Entry, Known, ask
 from flodl_cli.arguments.model import Argument, Schema
 from flodl_cli.call import Call
 from flodl_cli.config.emit import flow_text
 from flodl_cli.config.node import Node
 from flodl_cli.errors import CliError, nearest
 from flodl_cli.help import command_help, manifest_help, table
-from flodl_cli.tasks.entry import known_of, preset_settings
+from flodl_cli.tasks.entry import entry_of, preset_settings
 from flodl_cli.tasks.model import Command, Manifest
-from flodl_cli.tasks.words import split_words
 from flodl_cli.terminal import Style
 
 __all__ = ["print_help"]
@@ -46,17 +45,15 @@ def _lines(manifest: Manifest, command: Command | None, env: dict[str, str], sty
     if command is not None and command.kind == "run":
         yield from command_help(manifest, command, style)
         return
-    node = manifest.node.get("entry")
-    if node is None:
+    entry = entry_of(manifest, command, env)
+    if entry is None:
         yield from manifest_help(manifest, style, builtins=False)
         return
-    entry = split_words(node, "entry")
-    known = known_of(manifest, entry, env)
-    yield from _entry_lines(manifest, command, entry, known, style)
+    yield from _entry_lines(manifest, command, entry, ask(entry), style)
 
 
 def _entry_lines(
-    manifest: Manifest, command: Command | None, entry: list[str], known: Known, style: Style
+    manifest: Manifest, command: Command | None, entry: Entry, known: Known, style: Style
 ) -> Iterator[str]:
     schema = known.schema or Schema()
     title = f"{manifest.title} {command.name}" if command else manifest.title
@@ -70,10 +67,10 @@ def _entry_lines(
         yield from ("", style.bold("Commands"))
         yield from table((c.name, _preset_text(c)) for c in manifest.commands().values())
     if known.schema is None:
-        yield from ("", f"The options of `{' '.join(entry)}` are not known: {known.reason}.")
+        yield from ("", f"The options of `{' '.join(entry.words)}` are not known: {known.reason}.")
         return
     set_here = _set_values(preset_settings(manifest, command))
-    script = os.path.basename(entry[known.own_words - 1])
+    script = os.path.basename(entry.words[known.own_words - 1])
     rows = [_row(o, set_here, script) for o in schema.options if not o.hidden]
     if schema.positionals:
         yield from ("", style.bold("Arguments"), *table(_row(a, {}, script) for a in schema.positionals))

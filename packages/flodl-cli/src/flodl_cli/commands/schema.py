@@ -11,8 +11,8 @@ from flodl_cli.arguments.ask import Entry, Known, ask, cached
 from flodl_cli.call import Call
 from flodl_cli.help import table
 from flodl_cli.project import child_environment
+from flodl_cli.tasks.entry import entry_of
 from flodl_cli.tasks.model import Manifest
-from flodl_cli.tasks.words import split_words
 
 __all__ = ["schema"]
 
@@ -23,17 +23,18 @@ def schema() -> None:
 
 
 def _entries(call: Call, manifest: Manifest) -> Iterator[tuple[str, Entry]]:
-    """The manifests with an entry, by how they are called."""
-    node = manifest.node.get("entry")
-    if node is not None:
-        env = child_environment(manifest.root, os.environ)
-        yield (
-            manifest.title,
-            Entry(tuple(split_words(node, "entry")), manifest.folder, env, manifest.node.get("schema")),
-        )
+    """The programs that manifests start, by how they are called."""
+    env = child_environment(manifest.root, os.environ)
+    entry = entry_of(manifest, None, env)
+    if entry is not None:
+        yield manifest.title, entry
     for command in manifest.commands().values():
-        if command.kind == "path" and not command.problems:
+        if command.problems:
+            continue
+        if command.kind == "path":
             yield from _entries(call, call.loader.enter(manifest, command))
+        elif command.node.get("entry") and (own := entry_of(manifest, command, env)):
+            yield f"{manifest.title} {command.name}", own
 
 
 def _told(known: Known) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from flodl_cli.arguments.ask import ask
 from flodl_cli.arguments.model import Argument, Schema
 from flodl_cli.builtins import BUILTINS, command
 from flodl_cli.call import GLOBAL_OPTIONS, Call, parse_call
@@ -14,9 +15,8 @@ from flodl_cli.config.report import leaves
 from flodl_cli.errors import CliError
 from flodl_cli.project import child_environment
 from flodl_cli.schema import section_fields
-from flodl_cli.tasks.entry import known_of
+from flodl_cli.tasks.entry import entry_of
 from flodl_cli.tasks.model import Command, Manifest
-from flodl_cli.tasks.words import split_words
 
 __all__ = ["Candidate", "Completions", "complete"]
 
@@ -126,21 +126,25 @@ def _in_manifest(call: Call, manifest: Manifest, words: Sequence[str], current: 
     if command_here.kind == "run":
         return Completions((Candidate("--", "arguments follow"), Candidate("--help", "show help")))
     if command_here.kind == "preset":
-        return _entry(call, manifest, rest, current, ())
+        return _entry(manifest, command_here, rest, current)
     inner = call.loader.enter(manifest, command_here)
     if rest and rest[0] in inner.commands():
         return _in_manifest(call, inner, rest, current)
-    return _entry(call, inner, rest, current, () if rest else _commands(inner.commands().values()))
+    return _entry(inner, None, rest, current, () if rest else _commands(inner.commands().values()))
 
 
 def _entry(
-    call: Call, manifest: Manifest, words: Sequence[str], current: str, first: tuple[Candidate, ...]
+    manifest: Manifest,
+    command_here: Command | None,
+    words: Sequence[str],
+    current: str,
+    first: tuple[Candidate, ...] = (),
 ) -> Completions:
     """The options and values of an entry."""
-    node = manifest.node.get("entry")
-    if node is None:
+    entry = entry_of(manifest, command_here, child_environment(manifest.root, os.environ))
+    if entry is None:
         return Completions(first)
-    known = known_of(manifest, split_words(node, "entry"), child_environment(manifest.root, os.environ))
+    known = ask(entry)
     schema = known.schema
     if schema is None:
         return Completions(first, files=True)

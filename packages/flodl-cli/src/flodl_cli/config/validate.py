@@ -29,8 +29,8 @@ _NAMES = {
 }
 
 _NO_EFFECT = {
-    "run": RUN_SECTIONS,
-    "path": (*RUN_SECTIONS, "append", "cwd", "docker", "dotenv", "grace"),
+    "run": (*RUN_SECTIONS, "entry", "schema"),
+    "path": (*RUN_SECTIONS, "entry", "schema", "append", "cwd", "docker", "dotenv", "grace"),
     "preset": ("append", "cwd"),
 }
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from flodl_cli.arguments.ask import Entry, Known, ask
+from flodl_cli.arguments.ask import Entry, ask
 from flodl_cli.arguments.check import Parsed, missing, parse_words, value_problem
 from flodl_cli.arguments.model import Argument, Schema
 from flodl_cli.config.layers import RUN_SECTIONS
@@ -13,8 +13,9 @@ from flodl_cli.config.scalars import parse_scalar
 from flodl_cli.config.source import Source
 from flodl_cli.errors import CliError, Problem, nearest
 from flodl_cli.tasks.model import Command, Manifest
+from flodl_cli.tasks.words import split_words
 
-__all__ = ["EntryCall", "entry_call", "known_of", "preset_settings"]
+__all__ = ["EntryCall", "entry_call", "entry_of", "preset_settings"]
 
 
 class EntryCall(NamedTuple):
@@ -34,25 +35,28 @@ def preset_settings(manifest: Manifest, command: Command | None) -> Node:
     return merge(settings, Node(preset, command.node.place))
 
 
-def known_of(manifest: Manifest, entry: Sequence[str], env: Mapping[str, str]) -> Known:
-    """What is known of the arguments of a manifest's entry."""
-    return ask(Entry(tuple(entry), manifest.folder, env, manifest.node.get("schema")))
+def entry_of(manifest: Manifest, command: Command | None, env: Mapping[str, str]) -> Entry | None:
+    """The program that a preset starts: its own entry, else the manifest's."""
+    own = command is not None and command.node.get("entry") is not None
+    holder = command.node if command is not None and own else manifest.node
+    node = holder.get("entry")
+    if node is None:
+        return None
+    return Entry(tuple(split_words(node, "entry")), manifest.folder, env, holder.get("schema"))
 
 
-def entry_call(
-    manifest: Manifest, command: Command | None, entry: Sequence[str], words: Sequence[str], env: Mapping[str, str]
-) -> EntryCall:
+def entry_call(manifest: Manifest, command: Command | None, entry: Entry, words: Sequence[str]) -> EntryCall:
     """Puts the words together: what is typed wins over the preset, the preset over the manifest, each option once."""
     settings = preset_settings(manifest, command)
-    known = known_of(manifest, entry, env)
+    known = ask(entry)
     cut = words.index("--") if "--" in words else len(words)
     typed, raw = list(words[:cut]), list(words[cut + 1 :])  # behind `--` nothing is checked
     if known.schema is None:
         given = [w for name, node in _options(settings).items() for w in _unknown_words(name, node, typed)]
-        return EntryCall((*entry, *given, *typed, *raw), settings)
+        return EntryCall((*entry.words, *given, *typed, *raw), settings)
     if typed and not raw:
         _refuse_unknown_command(manifest, known.schema, typed)
-    own = list(entry[known.own_words :])
+    own = list(entry.words[known.own_words :])
     parsed = parse_words(known.schema, typed)
     chosen = _chosen(known.schema, settings, parsed)
     problems = [Problem(p) for p in parsed.problems] + [p for a, node in chosen.values() for p in _problems(a, node)]
@@ -65,7 +69,7 @@ def entry_call(
         raise CliError(*(p._replace(message=f"{title}: {p.message}") if p.place is None else p for p in problems))
     variable = any(argument.nargs in ("*", "+") for argument, _ in chosen.values())
     ordered = [*typed, *given] if variable and not known.schema.commands else [*given, *typed]
-    return EntryCall((*entry, *ordered, *raw), _with_typed(settings, parsed))
+    return EntryCall((*entry.words, *ordered, *raw), _with_typed(settings, parsed))
 
 
 def _options(settings: Node) -> dict[str, Node]:

@@ -44,7 +44,7 @@ class Manifest(NamedTuple):
         folder = self.folder / (str(path.data) if path else name)
         if node.get("run"):
             return Command(name, "run", node, problems=problems)
-        preset = any(node.get(s) for s in RUN_SECTIONS)
+        preset = any(node.get(s) for s in (*RUN_SECTIONS, "entry"))
         if path is not None or (not preset and (folder / MANIFEST).exists()):
             return Command(name, "path", node, folder, problems)
         return Command(name, "preset", node, problems=problems)

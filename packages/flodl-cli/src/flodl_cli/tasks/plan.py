@@ -11,7 +11,7 @@ from flodl_cli.config.node import Node
 from flodl_cli.errors import CliError, Problem, nearest
 from flodl_cli.manifest import Loader
 from flodl_cli.tasks.dotenv import read_dotenv
-from flodl_cli.tasks.entry import entry_call
+from flodl_cli.tasks.entry import entry_call, entry_of
 from flodl_cli.tasks.model import Command, Manifest, Step
 from flodl_cli.tasks.words import split_words
 
@@ -94,13 +94,13 @@ class Planner:
         self, manifest: Manifest, command: Command | None, words: Sequence[str], around: tuple[Node, ...]
     ) -> Step:
         title = " ".join((*manifest.words, command.name) if command else manifest.words) or "entry"
-        node = manifest.node.get("entry")
-        if node is None:
+        env, _ = self._environment(manifest, (*around, command.node) if command else around)
+        entry = entry_of(manifest, command, env)
+        if entry is None:
             assert command is not None
             message = f"command '{command.name}' is a preset, and this manifest has no entry for it to start"
             raise CliError(Problem(message, command.node.key))
-        env, _ = self._environment(manifest, (*around, command.node) if command else around)
-        call = entry_call(manifest, command, split_words(node, "entry"), words, env)
+        call = entry_call(manifest, command, entry, words)
         return self._step(manifest, command, title, call.argv, around, call.settings)
 
     def _step(
