@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -205,3 +206,24 @@ def test_without_a_project_the_built_in_commands_say_so(fdl: Fdl) -> None:
     assert "there is no fdl.yml in this folder or one above" in result.err
     assert fdl("--help").code == 0
     assert fdl("--version").out == "fdl 0.1.0\n"
+
+
+def test_folders_below_can_be_shown_and_explained(fdl: Fdl, write: Write) -> None:
+    write("fdl.yml", "commands: { sub: { path: sub } }")
+    write("sub/fdl.yml", "entry: echo\ntraining:\n  epochs: 3\n")
+    assert "  epochs: 3                     # sub/fdl.yml:3" in fdl("config", "show", "sub").out.splitlines()
+    assert "sub/fdl.yml:3" in fdl("config", "explain", "training.epochs", "sub").out
+    assert "Did you mean 'sub'?" in fdl("config", "show", "sbu").err
+
+
+def test_the_kept_parse_is_never_out_of_date(fdl: Any, write: Write) -> None:
+    path = write("fdl.yml", "commands: { a: { run: echo 1 } }")
+    times = path.stat()
+    assert fdl("a").out == "1\n"
+    path.write_text("commands: { a: { run: echo 2 } }")  # the same size, the same time
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert fdl("a").out == "2\n"
+    kept = list((Path(fdl.env["HOME"]) / ".cache" / "flodl" / "manifests").iterdir())
+    assert len(kept) == 1
+    kept[0].write_text("{ damaged")
+    assert fdl("a").out == "2\n"

@@ -7,10 +7,8 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from flodl_cli.call import Call, parse_call
-from flodl_cli.errors import CliError
-
 if TYPE_CHECKING:
+    from flodl_cli.call import Call
     from flodl_cli.tasks.model import Manifest
 
 __all__ = ["main", "run"]
@@ -18,11 +16,18 @@ __all__ = ["main", "run"]
 
 def main() -> None:
     """Runs `fdl` with the arguments of this process and ends it."""
-    sys.exit(run(sys.argv[1:]))
+    try:
+        status = run(sys.argv[1:])
+    except KeyboardInterrupt:  # also while modules are being imported
+        status = 130
+    sys.exit(status)
 
 
 def run(argv: Sequence[str]) -> int:
     """One call; its exit code."""
+    from flodl_cli.call import parse_call
+    from flodl_cli.errors import CliError
+
     try:
         status = complete(argv[1:]) if argv[:1] == ["--complete"] else dispatch(parse_call(argv))
         sys.stdout.flush()
@@ -30,8 +35,6 @@ def run(argv: Sequence[str]) -> int:
     except CliError as error:
         print(error.render(), file=sys.stderr)
         return error.exit_code
-    except KeyboardInterrupt:
-        return 130
     except BrokenPipeError:  # `fdl config show | head`: nobody reads on
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
@@ -74,7 +77,7 @@ def dispatch(call: Call) -> int:
 
 def _no_project(name: str) -> int:
     from flodl_cli.builtins import BUILTINS
-    from flodl_cli.errors import nearest
+    from flodl_cli.errors import CliError, nearest
     from flodl_cli.project import MANIFEST
 
     raise CliError(f"no command '{name}': there is no {MANIFEST} in this folder or one above.{nearest(name, BUILTINS)}")
@@ -82,6 +85,7 @@ def _no_project(name: str) -> int:
 
 def _overview(call: Call, manifest: Manifest | None) -> int:
     """`fdl` alone. Broken commands are told, and hide none of the others."""
+    from flodl_cli.errors import CliError
     from flodl_cli.help import manifest_help
     from flodl_cli.terminal import Style
 

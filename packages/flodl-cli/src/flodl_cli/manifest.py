@@ -15,14 +15,18 @@ __all__ = ["Loader"]
 
 
 class Loader:
-    """Loads the manifests of one call, all with the same layers on top."""
+    """Loads the manifests of one call, each once, all with the same layers on top."""
 
     def __init__(self, root: Path, selection: Selection, environ: Mapping[str, str]) -> None:
         self.root, self.selection, self.environ = root, selection, environ
+        self._resolved: dict[Path, Resolved] = {}
+        self._project: Manifest | None = None
 
     def load(self) -> Manifest:
         """The project's own manifest."""
-        return self._manifest(self.root, (), ())
+        if self._project is None:
+            self._project = self._manifest(self.root, (), ())
+        return self._project
 
     def enter(self, manifest: Manifest, command: Command) -> Manifest:
         """The manifest of the folder that a path command leads to."""
@@ -48,4 +52,6 @@ class Loader:
 
     def resolve(self, folder: Path) -> Resolved:
         """The layers of a folder, merged, not checked."""
-        return resolve(folder, self.root, self.selection, self.environ)
+        if folder not in self._resolved:
+            self._resolved[folder] = resolve(folder, self.root, self.selection, self.environ)
+        return self._resolved[folder]

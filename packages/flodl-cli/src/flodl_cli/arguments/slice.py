@@ -116,7 +116,7 @@ def _slice(statements: Sequence[ast.stmt], needed: set[str]) -> tuple[list[ast.s
             if i in kept:
                 continue
             changes = _changes(statement, needed, imported)
-            if changes or _is_future(statement) or _bound(statement) & needed:
+            if changes or _is_future(statement) or _is_path_change(statement) or _bound(statement) & needed:
                 kept.add(i)
                 needed |= _needs(statement)
                 if changes:  # what it binds is a part of the parser: group = parser.add_argument_group()
@@ -127,6 +127,12 @@ def _slice(statements: Sequence[ast.stmt], needed: set[str]) -> tuple[list[ast.s
 
 def _is_future(statement: ast.stmt) -> bool:
     return isinstance(statement, ast.ImportFrom) and statement.module == "__future__"
+
+
+def _is_path_change(statement: ast.stmt) -> bool:
+    """`sys.path.insert(0, ...)`: the imports behind it depend on it."""
+    is_call = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call)
+    return is_call and ast.unparse(statement).startswith("sys.path.")
 
 
 def _bound(statement: ast.stmt) -> set[str]:

@@ -6,7 +6,6 @@ import json
 import os
 import shlex
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -67,6 +66,8 @@ def _configuration(step: Step) -> Iterator[str]:
     if not step.config:
         yield ""
         return
+    import tempfile
+
     descriptor, name = tempfile.mkstemp(prefix="fdl-config-", suffix=".json")
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
