@@ -67,6 +67,13 @@ def test_a_value_that_grows_asks_for_its_first_value() -> None:
         model.reset_state(sen=torch.zeros(2, 0))
 
 
+def test_state_that_is_not_per_sample_goes_with_any_batch() -> None:
+    model = fl.flow(lambda x, m: x - m).using("m").fork(lambda x: x.mean(0, keepdim=True)).tag("m").build()
+    x = torch.randn(3, 4, dtype=F64)
+    assert torch.equal(model(x), x)
+    assert torch.equal(model(x[:2]), x[:2] - x.mean(0))
+
+
 def test_state_moves_copies_and_is_saved_when_asked() -> None:
     x = torch.randn(3, 4, dtype=F64)
     model, _ = recurrent()

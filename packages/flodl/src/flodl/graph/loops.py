@@ -27,8 +27,9 @@ class Loop(nn.Module):
     def forward(self, x: Any, **named: Any) -> Any:
         """x: whatever the body maps to its own kind."""
         if self._trace is None:
+            body = self.body  # looked up once: `nn.Module` does that in Python
             for _ in range(self.n):
-                x = self.body(x, **named)
+                x = body(x, **named)
             return x
         with self._trace.run():
             for _ in range(self.n):
@@ -38,6 +39,20 @@ class Loop(nn.Module):
 
     def extra_repr(self) -> str:
         return f"n={self.n}"
+
+
+# Where a compiled model must wait for a value: graph breaks, as few as the decisions.
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _is_any(answer: Tensor) -> bool:
+    return bool(answer.any())
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _parted(stays: Tensor) -> tuple[Tensor, Tensor]:
+    """stays: (samples,) booleans -> the numbers of those that stay, and of those that leave"""
+    return stays.nonzero().flatten(), (~stays).nonzero().flatten()
 
 
 class ConditionalLoop(nn.Module):
@@ -87,12 +102,12 @@ class ConditionalLoop(nn.Module):
     def _run(self, x: Tensor, named: dict[str, Any]) -> Tensor:
         body_named, condition_named = pick(named, self._takes["body"]), pick(named, self._takes["condition"])
         for iteration in range(self.max):
-            if self.kind == "while" and not self._answer(x, condition_named).any():
+            if self.kind == "while" and not _is_any(self._answer(x, condition_named)):
                 break
             x = self.body(x, **body_named)
             # After the last iteration the answer changes nothing, but a trace wants it as well.
             last = iteration == self.max - 1 and self._trace is None
-            halt = self.kind == "until" and not last and self._answer(x, condition_named).all()
+            halt = self.kind == "until" and not last and not _is_any(~self._answer(x, condition_named))
             if self._trace is not None:
                 self._trace.next_iteration()
             if halt:
@@ -130,7 +145,7 @@ class ConditionalLoop(nn.Module):
                 f"{tuple(answer.shape)}"
             )
         stays = (answer if go_on else ~answer).reshape(len(rows))
-        stay, leave = stays.nonzero().flatten(), (~stays).nonzero().flatten()
+        stay, leave = _parted(stays)
         if len(leave):
             done.append((x.index_select(0, leave), rows.index_select(0, leave)))
             x, rows = x.index_select(0, stay), rows.index_select(0, stay)

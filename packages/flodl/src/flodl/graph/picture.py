@@ -287,7 +287,7 @@ def describe(module: nn.Module) -> str:
 
 
 def _title(module: nn.Module, name: str) -> str:
-    kind = part_name(module)
+    kind = "λ" if part_name(module) == "lambda" else part_name(module)
     last = name.rpartition(".")[2]
     plain = last.replace("_", "").rstrip("0123456789").lower()
     automatic = (

@@ -94,6 +94,20 @@ class FixedSelector(nn.Module):
         return f"index={self.index}"
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _number(choice: Tensor) -> int:
+    """The choice as a number of Python: the one place where a compiled model must wait for a value, so one graph break."""
+    return int(choice)
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _groups(choice: Tensor) -> list[tuple[int, Tensor]]:
+    """choice: (batch,) -> each chosen branch with the samples that chose it; a graph break for the same reason."""
+    present, counts = torch.unique(choice, return_counts=True)
+    rows = choice.argsort(stable=True)
+    return list(zip(present.tolist(), torch.split(rows, counts.tolist()), strict=True))
+
+
 class Switch(nn.Module):
     """One branch runs: the one the selector chooses for the batch, or with `per_sample` for each sample.
 
@@ -123,7 +137,7 @@ class Switch(nn.Module):
                 choice = choice.reshape(-1, choice.shape[-1]).mean(dim=0).argmax()
             elif choice.numel() != 1:
                 raise StepError(f"the selector chose {choice.numel()} branches for one batch: use per_sample=True")
-            choice = int(choice)
+            choice = _number(choice)
         return self._branch(choice, x, named)
 
     def _branch(self, index: int, x: Any, named: dict[str, Any]) -> Any:
@@ -141,12 +155,9 @@ class Switch(nn.Module):
             raise StepError(
                 f"a per_sample selector chooses once per sample: {batch} samples, {tuple(choice.shape)} choices"
             )
-        choice = choice.reshape(batch)
-        order = choice.argsort(stable=True)
-        present, counts = torch.unique(choice, return_counts=True)
-        groups = zip(present.tolist(), order.split(counts.tolist()), strict=True)
+        groups = _groups(choice.reshape(batch))
         outputs = [self._branch(i, x.index_select(0, rows), rows_of(named, rows, batch)) for i, rows in groups]
-        return torch.cat(outputs).index_select(0, order.argsort())
+        return torch.cat(outputs).index_select(0, torch.cat([rows for _, rows in groups]).argsort())
 
     def extra_repr(self) -> str:
         return "per_sample" if self.per_sample else ""

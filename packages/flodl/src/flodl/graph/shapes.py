@@ -36,7 +36,7 @@ def faked(module: nn.Module, *values: Any) -> Iterator[tuple[Any, ...]]:
     """Dry runs of `module`: gives fake tensors for `values`. Buffers and carried state are fake meanwhile, and come back."""
     mode = detect_fake_mode(_pytree.tree_leaves(values)) or FakeTensorMode(allow_non_fake_inputs=True)
     buffers = [(m, dict(m._buffers)) for m in module.modules() if m._buffers]
-    tails = [(m, m._tail) for m in module.modules() if isinstance(m, StateCell)]
+    known = [(m, m._shape, m.per_sample) for m in module.modules() if isinstance(m, StateCell)]
     _LOG.disabled, was_disabled = True, _LOG.disabled
     try:
         with dry_run(), torch.no_grad():
@@ -49,8 +49,8 @@ def faked(module: nn.Module, *values: Any) -> Iterator[tuple[Any, ...]]:
         _LOG.disabled = was_disabled
         for owner, real in buffers:
             owner._buffers.update(real)
-        for cell, tail in tails:
-            cell._tail = tail
+        for cell, shape, per_sample in known:
+            cell._shape, cell.per_sample = shape, per_sample
 
 
 def find_zeros(graph: Graph, inputs: tuple[Any, ...]) -> dict[str, Zero]:
@@ -85,6 +85,7 @@ def _fixed_point(
         for tag, cell in cells.items():
             shape, dtype, device = guess[tag]
             cell.value = torch.zeros(shape, dtype=dtype, device=device)
+            cell.per_sample = False  # any first dimension may turn out to be right
         type(graph).forward(graph, *fake)
         made = {tag: _zero_like(cell.value) for tag, cell in cells.items()}
         if made == guess:

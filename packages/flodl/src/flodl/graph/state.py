@@ -24,9 +24,10 @@ class StateCell(nn.Module):
         super().__init__()
         self.tag, self.saved = tag, saved
         self.register_buffer("value", None, persistent=saved)
-        self._tail: tuple[int, ...] | None = (
-            None  # the shape of the last value without the batch, known also after a reset
-        )
+        #: Shape of the last value, known also after a reset.
+        self._shape: tuple[int, ...] | None = None
+        #: Whether the first dimension is the batch.
+        self.per_sample = True
 
     def read(self, like: Tensor) -> Tensor:
         """The value of the previous call; zeros where there is none and `Graph._start_state` had no chance to make them.
@@ -34,8 +35,10 @@ class StateCell(nn.Module):
         like: (batch, ...), the value that flows where the state is read. Raises `StepError` when the batch size changed.
         """
         if self.value is None:
-            return torch.zeros_like(like) if self._tail is None else like.new_zeros((like.shape[0], *self._tail))
-        if self.value.shape[:1] != like.shape[:1]:
+            if self._shape is None:
+                return torch.zeros_like(like)
+            return like.new_zeros((like.shape[0], *self._shape[1:]) if self.per_sample else self._shape)
+        if self.per_sample and self.value.shape[:1] != like.shape[:1]:
             raise StepError(
                 f"state '{self.tag}' holds a batch of {self.value.shape[0]}, this batch has {like.shape[0]}: "
                 "call reset_state() between sequences of different batch size"
@@ -45,7 +48,7 @@ class StateCell(nn.Module):
     def write(self, value: Tensor) -> None:
         """Keep `value` for the next call, with its gradient history (`detach` cuts it)."""
         self.value = value
-        self._tail = tuple(value.shape[1:])
+        self._shape = tuple(value.shape)
 
     def detach(self) -> None:
         """Cut the gradient history, keep the value."""
