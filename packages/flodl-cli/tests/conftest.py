@@ -124,3 +124,54 @@ def write(tmp_path: Path) -> Callable[..., Path]:
 def show_words(write: Callable[..., Path]) -> Path:
     """A program that prints its arguments, one in each line, as Python literals."""
     return write("words.py", "import sys\nfor word in sys.argv[1:]:\n    print(repr(word))\n")
+
+
+@pytest.fixture
+def entry(write: Callable[..., Path]) -> Callable[..., None]:
+    """Makes a project with one folder, whose entry is the given script: `entry(script, manifest)`."""
+
+    def make(script: str, manifest: str = "") -> None:
+        write("fdl.yml", "commands: { go: { path: go } }")
+        write("go/fdl.yml", f"entry: python train.py\n{manifest}")
+        write("go/train.py", script)
+
+    return make
+
+
+# It leaves the file `ran` behind when anything but its parser runs.
+ARGPARSE = """\
+import argparse
+import pathlib
+
+pathlib.Path("ran").touch()
+DEFAULT = 3
+
+def add_common(parser):
+    parser.add_argument("--lr", type=float, default=1e-3, help="learning rate")
+
+def main():
+    pathlib.Path("ran").touch()
+    parser = argparse.ArgumentParser(description="trains letters")
+    parser.add_argument("--n", "-n", type=int, default=DEFAULT, help="how many")
+    parser.add_argument("--policy", choices=["cadence", "async"], default="cadence")
+    parser.add_argument("--fast", action="store_true")
+    parser.add_argument("--shuffle", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--epochs", type=int)
+    parser.add_argument("--names", nargs="*", default=[])
+    parser.add_argument("--tag", action="append")
+    parser.add_argument("--text")
+    add_common(parser)
+    args = parser.parse_args()
+    pathlib.Path("ran").touch()
+    print(sorted(vars(args).items()))
+
+if __name__ == "__main__":
+    pathlib.Path("ran").touch()
+    main()
+"""
+
+
+@pytest.fixture
+def argparse_script() -> str:
+    """A script with an argparse parser that uses most of what there is."""
+    return ARGPARSE

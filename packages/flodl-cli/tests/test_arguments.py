@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,37 +13,6 @@ Fdl = Callable[..., Any]
 Write = Callable[..., Path]
 
 # Each leaves a file behind when anything but its parser runs.
-ARGPARSE = """\
-import argparse
-import pathlib
-
-pathlib.Path("ran").touch()
-DEFAULT = 3
-
-def add_common(parser):
-    parser.add_argument("--lr", type=float, default=1e-3, help="learning rate")
-
-def main():
-    pathlib.Path("ran").touch()
-    parser = argparse.ArgumentParser(description="trains letters")
-    parser.add_argument("--n", "-n", type=int, default=DEFAULT, help="how many")
-    parser.add_argument("--policy", choices=["cadence", "async"], default="cadence")
-    parser.add_argument("--fast", action="store_true")
-    parser.add_argument("--shuffle", action=argparse.BooleanOptionalAction, default=True)
-    parser.add_argument("--epochs", type=int)
-    parser.add_argument("--names", nargs="*", default=[])
-    parser.add_argument("--tag", action="append")
-    parser.add_argument("--text")
-    add_common(parser)
-    args = parser.parse_args()
-    pathlib.Path("ran").touch()
-    print(sorted(vars(args).items()))
-
-if __name__ == "__main__":
-    pathlib.Path("ran").touch()
-    main()
-"""
-
 CLICK = """\
 import click, pathlib
 pathlib.Path("ran").touch()
@@ -131,7 +98,6 @@ print(args.n)
 """
 
 SCRIPTS = {
-    "argparse": ARGPARSE,
     "click": CLICK,
     "typer": TYPER,
     "typer.run": TYPER_RUN,
@@ -140,21 +106,11 @@ SCRIPTS = {
 }
 
 
-@pytest.fixture
-def entry(write: Write, tmp_path: Path) -> Callable[..., None]:
-    """A project with one folder, whose entry is the given script."""
-
-    def make(script: str, manifest: str = "", name: str = "train.py") -> None:
-        write("fdl.yml", "commands: { go: { path: go } }")
-        write("go/fdl.yml", f"entry: python {name}\n{manifest}")
-        write(f"go/{name}", script)
-
-    return make
-
-
-@pytest.mark.parametrize("kind", SCRIPTS)
-def test_a_script_is_asked_without_being_run(fdl: Fdl, entry: Any, tmp_path: Path, kind: str) -> None:
-    entry(SCRIPTS[kind])
+@pytest.mark.parametrize("kind", ["argparse", *SCRIPTS])
+def test_a_script_is_asked_without_being_run(
+    fdl: Fdl, entry: Any, argparse_script: str, tmp_path: Path, kind: str
+) -> None:
+    entry(SCRIPTS.get(kind, argparse_script))
     result = fdl("go", "--n", "abc")
     assert (result.code, result.out) == (2, "")
     assert "go: --n is 'abc'; it must be a whole number" in result.err
@@ -165,11 +121,11 @@ def test_a_script_is_asked_without_being_run(fdl: Fdl, entry: Any, tmp_path: Pat
     assert (tmp_path / "go" / "ran").exists()
 
 
-@pytest.mark.parametrize("kind", [k for k in SCRIPTS if k != "typer.run"])
+@pytest.mark.parametrize("kind", ["argparse", *(k for k in SCRIPTS if k != "typer.run")])
 def test_choices_and_misspelt_options_are_refused_before_the_start(
-    fdl: Fdl, entry: Any, tmp_path: Path, kind: str
+    fdl: Fdl, entry: Any, argparse_script: str, tmp_path: Path, kind: str
 ) -> None:
-    entry(SCRIPTS[kind])
+    entry(SCRIPTS.get(kind, argparse_script))
     result = fdl("go", "--policy", "zigzag", "--fats")
     assert result.code == 2
     assert "--policy is 'zigzag'. Valid: async, cadence." in result.err
@@ -205,86 +161,10 @@ def fdl_raw(fdl: Any, *words: str) -> Any:
     return process
 
 
-def test_help_shows_defaults_with_their_origin_choices_and_presets(fdl: Fdl, entry: Any) -> None:
-    entry(
-        ARGPARSE,
-        "description: letters\ntraining: { epochs: 7 }\noptions: { lr: 0.1 }\ncommands:\n  quick: { training: { epochs: 1 } }\n",
-    )
-    shown = " ".join(fdl("go", "--help").out.split())
-    assert "Usage: fdl go [COMMAND] [OPTIONS]" in shown
-    assert "quick { training: { epochs: 1 } }" in shown
-    assert "--n, -n INT how many [3, train.py]" in shown
-    assert "one of: cadence, async [cadence, train.py]" in shown
-    assert "--epochs INT [7, go/fdl.yml:3]" in shown
-    assert "--lr FLOAT learning rate [0.1, go/fdl.yml:4]" in shown
-    assert "--epochs INT [1, go/fdl.yml:6]" in " ".join(fdl("go", "quick", "--help").out.split())
-
-
 def parsed(result: Any) -> dict[str, Any]:
     assert result.code == 0, result.err
     values: dict[str, Any] = dict(eval(result.out))
     return values
-
-
-PRESETS = """\
-training: { epochs: 7 }
-options: { fast: true, names: [a, b c] }
-commands:
-  quick:
-    training: { epochs: 1 }
-    options: { n: 9, shuffle: false, tag: [x, y], text: "-dash" }
-  wrong:
-    options: { n: abc, policy: zigzag, sped: 3 }
-"""
-
-
-def test_a_preset_becomes_options_and_what_is_typed_wins(fdl: Fdl, entry: Any) -> None:
-    entry(ARGPARSE, PRESETS)
-    values = parsed(fdl("go", "quick"))
-    assert values["epochs"] == 1
-    assert (values["n"], values["fast"], values["shuffle"], values["tag"]) == (9, True, False, ["x", "y"])
-    assert (values["names"], values["text"]) == (["a", "b c"], "-dash")
-    values = parsed(fdl("go", "quick", "-n", "5", "--epochs=2"))
-    assert (values["n"], values["epochs"]) == (5, 2)
-    assert parsed(fdl("go"))["epochs"] == 7
-
-
-@pytest.mark.parametrize("words", [["--n", "5"], ["-n5"], ["--n=5"]])
-def test_an_option_given_by_preset_and_by_hand_reaches_the_entry_once(fdl: Fdl, entry: Any, words: list[str]) -> None:
-    entry(ARGPARSE, PRESETS)
-    printed = fdl("--dry-run", "go", "quick", *words).out
-    assert re.findall(r" (--?n[ =]?\d+)", printed) == [" ".join(words)]
-
-
-def test_the_values_of_a_preset_are_checked_with_their_place(fdl: Fdl, entry: Any) -> None:
-    entry(ARGPARSE, PRESETS)
-    result = fdl("go", "wrong")
-    assert (result.code, result.out) == (2, "")
-    for said in (
-        "go/fdl.yml:9:19: n is 'abc'; it must be a whole number",
-        "go/fdl.yml:9:32: policy is 'zigzag'. Valid: async, cadence.",
-        "go/fdl.yml:9:40: the entry has no option 'sped'.",
-    ):
-        assert said in result.err
-    assert parsed(fdl("go", "quick"))["n"] == 9  # its neighbour is not concerned
-
-
-def test_a_misspelt_preset_is_told_the_nearest(fdl: Fdl, entry: Any) -> None:
-    entry(ARGPARSE, PRESETS)
-    result = fdl("go", "quik")
-    assert result.code == 2
-    assert "fdl go has no command 'quik'. Did you mean 'quick'?" in result.err
-
-
-def test_options_of_an_unknown_program_are_passed_by_name(fdl: Fdl, write: Write) -> None:
-    write("fdl.yml", "commands: { go: { path: go } }")
-    write(
-        "go/fdl.yml",
-        "entry: sh show.sh\noptions: { batch_size: 3, loud: true, quiet: false }\ncommands: { a: { options: { x: [1, 2] } } }",
-    )
-    write("go/show.sh", 'for w in "$@"; do echo "$w"; done')
-    assert fdl("go", "a", "typed").out.split() == ["--batch-size", "3", "--loud", "--x", "1", "2", "typed"]
-    assert fdl("go", "--batch-size", "4").out.split() == ["--loud", "--batch-size", "4"]
 
 
 def test_a_program_in_another_language_answers_fdl_schema(fdl: Fdl, write: Write) -> None:
@@ -313,8 +193,8 @@ def test_a_schema_can_be_a_file(fdl: Fdl, write: Write) -> None:
     assert fdl("go", "--n", "1").out == "--n 1\n"
 
 
-def test_answers_are_kept_until_a_file_changes(fdl: Fdl, entry: Any, tmp_path: Path) -> None:
-    entry(ARGPARSE.replace("DEFAULT = 3", "from defaults import DEFAULT"))
+def test_answers_are_kept_until_a_file_changes(fdl: Fdl, entry: Any, argparse_script: str, tmp_path: Path) -> None:
+    entry(argparse_script.replace("DEFAULT = 3", "from defaults import DEFAULT"))
     (tmp_path / "go" / "defaults.py").write_text("DEFAULT = 3\n")
     assert "9 options (asked now)" in fdl("schema", "list").out
     assert "asked now" not in fdl("schema", "list").out
@@ -327,8 +207,10 @@ def test_answers_are_kept_until_a_file_changes(fdl: Fdl, entry: Any, tmp_path: P
 
 
 @pytest.mark.parametrize("home", ["none", "read-only"])
-def test_without_a_place_for_the_cache_everything_works(fdl: Fdl, entry: Any, tmp_path: Path, home: str) -> None:
-    entry(ARGPARSE)
+def test_without_a_place_for_the_cache_everything_works(
+    fdl: Fdl, entry: Any, argparse_script: str, tmp_path: Path, home: str
+) -> None:
+    entry(argparse_script)
     if home == "none":
         environ = {"HOME": None}
     else:
@@ -340,55 +222,19 @@ def test_without_a_place_for_the_cache_everything_works(fdl: Fdl, entry: Any, tm
         assert fdl("go", env=environ).code == 0
 
 
-def test_the_run_configuration_reaches_the_entry_as_a_file(fdl: Fdl, entry: Any, tmp_path: Path) -> None:
-    script = """\
-import json, os, pathlib
-path = os.environ['FDL_CONFIG']
-print(json.dumps([json.loads(pathlib.Path(path).read_text()), path]))
-"""
-    entry(
-        script,
-        "training:\n  epochs: 7\n  seed: 1\noutput: { folder: out }\ncommands:\n  quick:\n    training: { epochs: 1 }\n",
-    )
-    config, path = json.loads(fdl("go", "quick").out)
-    assert config["values"] == {"training": {"epochs": 1, "seed": 1}, "output": {"folder": "out"}}
-    assert config["origins"]["training.epochs"] == {
-        "file": str(tmp_path / "go" / "fdl.yml"),
-        "line": 8,
-        "column": 25,
-        "text": "go/fdl.yml:8",
-    }
-    assert not os.path.exists(path)
-    config, _ = json.loads(fdl("--set", "training.epochs=5", "go").out)
-    assert config["values"]["training"]["epochs"] == 5
-    assert config["origins"]["training.epochs"]["text"] == "--set"
-
-
-def test_what_is_typed_is_in_the_run_configuration(fdl: Fdl, entry: Any) -> None:
-    reader = """\
-    import os, sys
-    sys.stderr.write(pathlib.Path(os.environ['FDL_CONFIG']).read_text())
-    print("""
-    entry(ARGPARSE.replace("    print(", reader), "training: { epochs: 7 }\n")
-    assert json.loads(fdl("go").err)["values"] == {"training": {"epochs": 7}}
-    said = json.loads(fdl("go", "--epochs", "3").err)
-    assert said["values"] == {"training": {"epochs": 3}}
-    assert said["origins"]["training.epochs"]["text"] == "--epochs on the command line"
-
-
-def test_words_behind_the_dashes_are_the_entry_s_own_business(fdl: Fdl, entry: Any) -> None:
-    entry(ARGPARSE)
+def test_words_behind_the_dashes_are_the_entry_s_own_business(fdl: Fdl, entry: Any, argparse_script: str) -> None:
+    entry(argparse_script)
     result = fdl_raw(fdl, "go", "--", "--n", "abc")
     assert result.returncode == 2
     assert "invalid int value" in result.stderr
     assert "usage: train.py" in fdl("go", "--", "--help").out
 
 
-def test_a_module_can_be_the_entry(fdl: Fdl, write: Write) -> None:
+def test_a_module_can_be_the_entry(fdl: Fdl, write: Write, argparse_script: str) -> None:
     write("fdl.yml", "commands: { go: { path: go } }")
     write("go/fdl.yml", "entry: python -m pack.train")
     write("go/pack/__init__.py", "")
-    write("go/pack/train.py", ARGPARSE)
+    write("go/pack/train.py", argparse_script)
     assert "--n is 'x'" in fdl("go", "--n", "x").err
     assert parsed(fdl("go", "--n", "4"))["n"] == 4
 
@@ -415,21 +261,3 @@ def test_dataclass_fields_arrive_as_their_types(fdl: Fdl, entry: Any) -> None:
         "Settings(n=3, policy='cadence', fast=True, sizes=(3, 4), where=PosixPath('x'))\n"
     )  # fmt: skip
     assert "Trains letters." in fdl("go", "--help").out
-
-
-def test_a_preset_can_have_an_entry_of_its_own(fdl: Fdl, write: Write) -> None:
-    write("fdl.yml", "commands: { bench: { path: bench } }")
-    write(
-        "bench/fdl.yml",
-        "commands:\n  graph: { entry: python graph.py, options: { rounds: 3 } }\n  other: { run: echo other }\n",
-    )
-    write(
-        "bench/graph.py",
-        "import argparse\np = argparse.ArgumentParser()\np.add_argument('--rounds', type=int)\nprint(p.parse_args())\n",
-    )
-    assert fdl("bench", "graph").out == "Namespace(rounds=3)\n"
-    assert fdl("bench", "graph", "--rounds", "5").out == "Namespace(rounds=5)\n"
-    assert "bench graph: --rounds is 'x'" in fdl("bench", "graph", "--rounds", "x").err
-    assert "--rounds INT" in fdl("bench", "graph", "--help").out
-    assert "fdl bench graph" in fdl("schema", "list").out
-    assert fdl("--complete", "fish", "bench", "graph", "--r").out.splitlines()[1] == "--rounds\t"

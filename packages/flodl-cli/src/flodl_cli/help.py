@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from flodl_cli.builtins import BUILTINS
 from flodl_cli.call import GLOBAL_OPTIONS
-from flodl_cli.config.emit import flow_text
+from flodl_cli.config.emit import block_text
 from flodl_cli.config.layers import environments
 from flodl_cli.tasks.model import Command, Manifest
 from flodl_cli.terminal import Style, width
@@ -48,11 +48,7 @@ def manifest_help(manifest: Manifest | None, style: Style, *, builtins: bool) ->
     if manifest and (description := manifest.text("description")):
         yield description
         yield ""
-    yield (
-        f"{style.bold('Usage:')} {title} [OPTIONS] COMMAND [ARGUMENTS]"
-        if builtins
-        else f"{style.bold('Usage:')} {title} COMMAND"
-    )
+    yield f"{style.bold('Usage:')} {title} {'[OPTIONS] COMMAND [ARGUMENTS]' if builtins else 'COMMAND'}"
     if manifest:
         commands = list(manifest.commands().values())
         for kind, heading in _KINDS:
@@ -61,11 +57,8 @@ def manifest_help(manifest: Manifest | None, style: Style, *, builtins: bool) ->
                 yield from ("", style.bold(heading), *table(rows))
     if builtins:
         taken = set(manifest.commands()) if manifest else set()
-        yield from (
-            "",
-            style.bold("Built in"),
-            *table((n, text) for n, (_, text) in BUILTINS.items() if n not in taken),
-        )
+        own = [(name, text) for name, (_, text) in BUILTINS.items() if name not in taken]
+        yield from ("", style.bold("Built in"), *table(own))
         names = environments(manifest.root) if manifest else []
         if names:
             yield from ("", f"{style.bold('Environments:')} {', '.join(names)}")
@@ -89,9 +82,7 @@ def command_help(manifest: Manifest, command: Command, style: Style) -> Iterator
     if command.description:
         yield from (command.description, "")
     yield f"{style.bold('Usage:')} fdl {title} [-- ARGUMENTS]"
-    rows = [(key, flow_text(node.plain())) for key, node in command.node.entries().items() if key != "description"]
     yield ""
-    for (key, text), node in zip(
-        rows, (n for k, n in command.node.entries().items() if k != "description"), strict=True
-    ):
-        yield f"  {key}: {text}  {style.dim('# ' + node.place.text)}"
+    for key, node in command.node.entries().items():
+        if key != "description":
+            yield f"  {key}: {block_text(node.plain())}  {style.dim('# ' + node.place.text)}"

@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
+from flodl_cli.errors import CliError
+
 __all__ = ["exit_code", "run_child"]
 
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -32,7 +34,10 @@ def run_child(argv: Sequence[str], *, cwd: Path, env: Mapping[str, str], grace_s
     sys.stdout.flush()
     with _Stopping(grace_s) as stopping:
         # A new group, not a new session: the child keeps its terminal, should it have one.
-        child = subprocess.Popen(argv, cwd=cwd, env=dict(env), preexec_fn=None if terminal else os.setpgrp)
+        try:
+            child = subprocess.Popen(argv, cwd=cwd, env=dict(env), preexec_fn=None if terminal else os.setpgrp)
+        except OSError as error:
+            raise CliError(f"cannot start {argv[0]}: {error.strerror}") from error
         group = None if terminal else child.pid
         stopping.watch(child, group)
         status = child.wait()

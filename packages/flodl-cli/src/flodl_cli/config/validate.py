@@ -16,7 +16,7 @@ from flodl_cli.config.source import Place
 from flodl_cli.errors import Problem, nearest
 from flodl_cli.schema import manifest_schema
 
-__all__ = ["check_manifest", "check_value", "check_values"]
+__all__ = ["check_manifest", "check_values"]
 
 _PYTHON = {"string": str, "boolean": bool, "object": dict, "array": list}
 _NAMES = {
@@ -43,11 +43,6 @@ def check_manifest(root: Node) -> list[Located]:
 def check_values(root: Node) -> list[Located]:
     """What is wrong with the values of one layer, whatever the others say."""
     return list(_check(root, manifest_schema(), ()))
-
-
-def check_value(node: Node, schema: dict[str, Any], path: tuple[str, ...]) -> list[Located]:
-    """What is wrong with one value."""
-    return list(_check(node, schema, path))
 
 
 def _check(node: Node, schema: dict[str, Any], path: tuple[str, ...]) -> Iterator[Located]:
