@@ -201,6 +201,8 @@ def test_answers_are_kept_until_a_file_changes(fdl: Fdl, entry: Any, argparse_sc
     (tmp_path / "go" / "defaults.py").write_text("DEFAULT = 41\n")  # a module that the parser is built from
     assert "[41, train.py]" in fdl("go", "--help").out
     assert "asked now" not in fdl("schema", "list").out
+    known = json.loads(fdl("schema", "list", "--json").out)
+    assert known["fdl go"]["schema"]["options"][0]["flags"] == ["--n", "-n"]
     assert "asked now" in fdl("schema", "refresh").out
     assert fdl("schema", "clear").out.startswith("1 forgotten")
     assert "asked now" in fdl("schema", "list").out

@@ -160,3 +160,18 @@ def test_the_reader_of_a_pipe_may_leave(fdl: Fdl, write: Write) -> None:
     assert process.stderr.read() == ""
     process.stderr.close()
     assert process.wait(timeout=20) == 141
+
+
+def test_a_full_disk_is_told(fdl: Fdl, write: Write) -> None:
+    write("fdl.yml", "env: { A: 1 }")
+    with open("/dev/full", "w") as full:
+        process = fdl.start("config", "show", stdout=full)
+        _, err = process.communicate(timeout=20)
+    assert (process.returncode, err) == (1, "fdl: output: No space left on device\n")
+
+
+def test_a_terminal_that_lacks_letters_gets_escapes(fdl: Fdl, write: Write) -> None:
+    write("fdl.yml", "description: 日本\n")
+    result = fdl("config", "show", env={"PYTHONIOENCODING": "ascii"})
+    assert result.code == 0
+    assert "\\u65e5" in result.out

@@ -16,7 +16,7 @@ __all__ = ["GLOBAL_OPTIONS", "Call", "GlobalOptions", "parse_call"]
 # flags, the value's name, what it does; also what completion offers
 GLOBAL_OPTIONS = (
     (("--env", "-e"), "NAME", "apply fdl.NAME.yml (repeatable, or a comma list; or FDL_ENV=NAME)"),
-    (("--set",), "KEY=VALUE", "set one setting, above all files (repeatable)"),
+    (("--set",), "KEY=VALUE", "set one setting, above all files (repeatable; or FDL_SET_A__B=VALUE)"),
     (("--dry-run",), "", "print what would run"),
     (("--help", "-h"), "", "show help, also after a command"),
     (("--version", "-V"), "", "show the version"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -16,6 +17,10 @@ __all__ = ["main", "run"]
 
 def main() -> None:
     """Runs `fdl` with the arguments of this process and ends it."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(
+            errors="backslashreplace"
+        )  # a terminal that knows no such letter, a name that is no UTF-8
     try:
         status = run(sys.argv[1:])
     except KeyboardInterrupt:  # also while modules are being imported
@@ -36,8 +41,17 @@ def run(argv: Sequence[str]) -> int:
         print(error.render(), file=sys.stderr)
         return error.exit_code
     except BrokenPipeError:  # `fdl config show | head`: nobody reads on
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _stop_printing()
         return 141
+    except OSError as error:  # a full disk, a folder without permission
+        _stop_printing()
+        print(f"fdl: {error.filename or 'output'}: {error.strerror}", file=sys.stderr)
+        return 1
+
+
+def _stop_printing() -> None:
+    """What is still to be written would fail again when Python ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def complete(question: Sequence[str]) -> int:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import click
 
 from flodl_cli.arguments.ask import Entry, Known, ask, cached
+from flodl_cli.arguments.model import Schema
 from flodl_cli.call import Call
 from flodl_cli.help import table
 from flodl_cli.project import child_environment
@@ -50,10 +53,26 @@ def _print(call: Call, *, refresh: bool) -> None:
 
 
 @schema.command("list")
+@click.option("--json", "as_json", is_flag=True, help="All that is known.")
 @click.pass_obj
-def list_(call: Call) -> None:
+def list_(call: Call, as_json: bool) -> None:
     """List the entries and how many options are known of each."""
-    _print(call, refresh=False)
+    if not as_json:
+        _print(call, refresh=False)
+        return
+    known = {title: ask(entry) for title, entry in _entries(call, call.loader.load())}
+    print(json.dumps({t: {"schema": _data(k.schema), "reason": k.reason} for t, k in known.items()}, indent=2))
+
+
+def _data(schema: Schema | None) -> dict[str, Any] | None:
+    if schema is None:
+        return None
+    return {
+        **schema._asdict(),
+        "options": [o._asdict() for o in schema.options],
+        "positionals": [p._asdict() for p in schema.positionals],
+        "commands": {name: _data(inner) for name, inner in schema.commands.items()},
+    }
 
 
 @schema.command()
