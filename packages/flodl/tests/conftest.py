@@ -27,8 +27,18 @@ torch.set_num_threads(1)
 hypothesis.settings.register_profile("flodl", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("flodl")
 
-# Set by pytest, by torch at its first compile, by OpenMP libraries when they are loaded.
-_QUIET_ENV = {"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK"}
+# Set by pytest, by torch when it compiles, by OpenMP libraries when they are loaded.
+_QUIET_ENV = {
+    "PYTEST_CURRENT_TEST",
+    "TORCHINDUCTOR_CACHE_DIR",
+    "_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR",
+    "KMP_DUPLICATE_LIB_OK",
+    "KMP_INIT_AT_FORK",
+}
+
+
+def _threads() -> set[threading.Thread]:
+    return {t for t in threading.enumerate() if t.name != "tqdm_monitor"}  # one for good, started by torch's compiler
 
 
 def _sockets() -> set[tuple[object, ...]]:
@@ -51,12 +61,12 @@ def _settled(before: set[object], now: object, seconds: float = 2.0) -> set[obje
 
 @pytest.fixture(autouse=True)
 def leaves_nothing_behind() -> Iterator[None]:
-    threads, children, sockets = set(threading.enumerate()), _children(), _sockets()
+    threads, children, sockets = _threads(), _children(), _sockets()
     environ = dict(os.environ)
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
     yield
     gc.collect()
-    left = _settled(threads, threading.enumerate)
+    left = _settled(threads, _threads)
     assert not left, f"threads left behind: {left}"
     left = _settled(children, _children)
     assert not left, f"processes left behind: {left}"

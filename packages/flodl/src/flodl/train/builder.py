@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from flodl.errors import ConfigError, DataError
+from flodl.errors import ConfigError
 from flodl.train.config import RunConfig
 from flodl.train.handle import TrainHandle
 
@@ -89,14 +89,7 @@ class TrainerBuilder:
     def _train(self, trainer: Trainer) -> None:
         for _ in trainer.epochs():
             for batch in trainer.batches():
-                try:
-                    result = self._train_fn(trainer.model, batch)
-                except (IndexError, RuntimeError) as error:
-                    if why := trainer.explain(batch):
-                        raise DataError(why) from error
-                    raise
-                loss, metrics = result if isinstance(result, tuple) else (result, {})
-                trainer.step(loss, **metrics)
+                trainer.train_step(self._train_fn, batch)
             if self._evaluation:
                 trainer.evaluate(*self._evaluation)
 

@@ -24,6 +24,8 @@ class TrainingConfig:
     shuffle: a new order every epoch. drop_last: leave out a short last batch (else it is trained).
     nan_policy: what a loss of NaN or infinity does: "warn" counts it, says so once and trains on, "skip" leaves that
     update out, "stop" ends the run before it.
+    step: "eager", or "compiled": the builder's steps are one compiled graph each, from forward to update, where that can
+    be (torch 2.13); results agree to rounding.
     device: "auto" (CUDA when there is one, else where the model is) or any torch device.
     resume: a run folder or a checkpoint to go on from.
     """
@@ -34,6 +36,7 @@ class TrainingConfig:
     shuffle: bool = True
     drop_last: bool = False
     nan_policy: Literal["warn", "skip", "stop"] = "warn"
+    step: Literal["eager", "compiled"] = "eager"
     device: str = "auto"
     resume: str | None = None
 
@@ -43,6 +46,11 @@ class TrainingConfig:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ConfigError(f"training.{name} is {value}; it must be at least {least}")
+        if self.step == "compiled" and self.nan_policy != "warn":
+            raise ConfigError(
+                f'training.nan_policy is "{self.nan_policy}", which reads each loss before its update; '
+                'with training.step "compiled" the two are one: choose "warn", or step "eager"'
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

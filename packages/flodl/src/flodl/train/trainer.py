@@ -17,10 +17,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from flodl.data import Loader, Position, epoch_order
-from flodl.errors import ConfigError, TrainingError
+from flodl.errors import ConfigError, DataError, TrainingError
 from flodl.graph.state import StateCell
 from flodl.train.builder import TrainerBuilder
 from flodl.train.checks import FirstForward, check_loss, check_optimizer, explain_labels
+from flodl.train.compiled import TrainFn, WholeStep, split_result
 from flodl.train.config import RunConfig
 from flodl.train.device import choose_device, summary
 from flodl.train.evaluate import evaluate
@@ -90,6 +91,8 @@ class Trainer:
         self._untrained = 0  # the same until its step is taken
         self._outputs: int | None = None  # of the model's first forward; 0 when they cannot be told
         self._first: FirstForward | None = None  # on watch for it
+        self._whole: WholeStep | None = None
+        self._warned_eager = False
         self.stopping = False
         self._warned_not_finite = False
         self._drain_at = 0.0
@@ -211,6 +214,38 @@ class Trainer:
         self.optimizer.zero_grad()
         self._advance(metrics)
 
+    def train_step(self, train_fn: TrainFn, batch: Any) -> None:
+        """One update from `train_fn(model, batch) -> loss` or `(loss, metrics)`; what the builder calls for each batch.
+
+        With `step="compiled"` all of it is one compiled graph, where that can be; see `step_report()`. Raises `DataError`
+        for a label outside the model's outputs, and what `step` raises.
+        """
+        if self.config.training.step == "compiled":
+            if self._whole is None:
+                self._whole = WholeStep(train_fn, self.model, self.optimizer)
+            compiled = self._whole.step(batch)
+            if compiled is not None:
+                self._advance({"loss": compiled[0], **compiled[1]})
+                return
+            if self._whole.reason and not self._warned_eager:
+                self._warned_eager = True
+                self.run.warn(f"steps are taken eagerly: {self._whole.reason}", self.global_step)
+        try:
+            loss, metrics = split_result(train_fn(self.model, batch))
+        except (IndexError, RuntimeError) as error:
+            if why := self.explain(batch):
+                raise DataError(why) from error
+            raise
+        self.step(loss, **metrics)
+
+    def step_report(self) -> str:
+        """How the steps were taken so far, and why not otherwise."""
+        whole = self._whole
+        if whole is None:
+            return f"{self.global_step} steps, all eager (training.step is {self.config.training.step})"
+        why = f"; {whole.reason}" if whole.reason else "; the first, and batches of a rare shape, are eager"
+        return f"{self.global_step} steps, {whole.compiled_steps} of them compiled whole{why}"
+
     def record(self, **metrics: Any) -> None:
         """Record numbers at the current step, weighted by the batch's samples in the epoch's mean."""
         for name, value in metrics.items():
@@ -285,6 +320,8 @@ class Trainer:
     def close(self) -> None:
         """Unhook the optimizer and end the run. A run that `epochs()` did not end counts as finished."""
         self._hook.remove()
+        if self._whole:
+            self._whole.close()
         atexit.unregister(self._at_exit)
         if self._run or self._meter.pending:
             self._drain()
