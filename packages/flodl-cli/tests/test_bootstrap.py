@@ -129,6 +129,13 @@ def test_a_moved_checkout_is_made_anew(ready: Path, tmp_path: Path) -> None:
     assert ready.name not in (folder / ".venv" / "bin" / "fdl").read_text()
 
 
+def test_the_tab_key_installs_nothing(tmp_path: Path) -> None:
+    folder = checkout(tmp_path)
+    result = start(folder / "fdl", "--complete", "fish", "")
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+    assert not (folder / ".venv").exists()
+
+
 def test_an_interrupted_set_up_is_redone(tmp_path: Path) -> None:
     reached = tmp_path / "reached"
     folder = checkout(tmp_path / "code", slow=str(reached))

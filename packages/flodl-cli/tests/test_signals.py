@@ -100,7 +100,7 @@ def test_who_does_not_listen_is_killed_after_the_grace_period(fdl: Fdl, write: W
 @pytest.mark.usefixtures("sleeper")
 def test_the_grace_period_can_be_set_by_the_environment(fdl: Fdl, write: Write, tmp_path: Path) -> None:
     write("fdl.yml", "commands:\n  job: { run: python sleeper.py ignore }\n")
-    fdl.env["FDL_GRACE"] = "0.2"
+    fdl.env["FDL_SET_GRACE"] = "0.2"
     process = fdl.start("job")
     started(tmp_path)
     process.send_signal(signal.SIGTERM)
@@ -110,8 +110,8 @@ def test_the_grace_period_can_be_set_by_the_environment(fdl: Fdl, write: Write, 
 
 def test_a_wrong_grace_period_is_told(fdl: Fdl, write: Write) -> None:
     write("fdl.yml", "commands: { job: { run: 'true' } }")
-    result = fdl("job", env={"FDL_GRACE": "soon"})
-    assert (result.code, result.err) == (2, "fdl: FDL_GRACE=soon: it must be a number of seconds\n")
+    result = fdl("job", env={"FDL_SET_GRACE": "soon"})
+    assert (result.code, result.err) == (2, "fdl: FDL_SET_GRACE: grace is 'soon'; it must be a number\n")
 
 
 @pytest.mark.parametrize("deaf", [False, True])

@@ -17,7 +17,7 @@ from flodl_cli.tasks.words import split_words
 
 __all__ = ["Planner"]
 
-_GRACE_S = 10.0
+GRACE_S = 10.0  # between a signal and the end of who does not listen
 
 
 class Planner:
@@ -55,7 +55,7 @@ class Planner:
     def _without_command(
         self, manifest: Manifest, words: Sequence[str], commands: dict[str, Command], around: tuple[Node, ...]
     ) -> None:
-        if manifest.text("entry") and (manifest.words or not words or words[0].startswith("-")):
+        if manifest.words and manifest.text("entry"):
             self.steps.append(self._entry_step(manifest, None, words, around))
             return
         offered = f" {manifest.title} --help lists them." if commands else ""
@@ -128,15 +128,8 @@ class Planner:
             added,
             run_configuration(settings),
             docker.data if docker and isinstance(docker.data, str) else "",
-            float(str(grace.data)) if grace else self._grace_s(),
+            float(str(grace.data)) if grace else GRACE_S,
         )
-
-    def _grace_s(self) -> float:
-        text = self.env.get("FDL_GRACE", str(_GRACE_S))
-        try:
-            return float(text)
-        except ValueError:
-            raise CliError(f"FDL_GRACE={text}: it must be a number of seconds") from None
 
     def _environment(self, manifest: Manifest, nodes: Sequence[Node]) -> tuple[dict[str, str], tuple[str, ...]]:
         """dotenv files below the real environment, `env:` above it; the inner manifest wins."""
