@@ -10,7 +10,9 @@ from flodl_cli.config.node import Node
 from flodl_cli.errors import Problem
 from flodl_cli.project import MANIFEST
 
-__all__ = ["Command", "Manifest", "Step"]
+__all__ = ["GRACE_S", "Command", "Manifest", "Step"]
+
+GRACE_S = 10.0  # between a signal and the end of who does not listen
 
 
 class Manifest(NamedTuple):
@@ -75,4 +77,4 @@ class Step(NamedTuple):
     added: tuple[str, ...] = ()  # the names in it that the manifest sets
     config: Mapping[str, Any] = MappingProxyType({})  # the run configuration, for the file FDL_CONFIG
     docker: str = ""  # the compose service that it runs in
-    grace_s: float = 10.0
+    grace_s: float = GRACE_S

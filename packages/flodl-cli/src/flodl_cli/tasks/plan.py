@@ -12,12 +12,10 @@ from flodl_cli.errors import CliError, Problem, nearest
 from flodl_cli.manifest import Loader
 from flodl_cli.tasks.dotenv import read_dotenv
 from flodl_cli.tasks.entry import entry_call, entry_of
-from flodl_cli.tasks.model import Command, Manifest, Step
+from flodl_cli.tasks.model import GRACE_S, Command, Manifest, Step
 from flodl_cli.tasks.words import split_words
 
 __all__ = ["Planner"]
-
-GRACE_S = 10.0  # between a signal and the end of who does not listen
 
 
 class Planner:
