@@ -139,3 +139,14 @@ def test_choices_that_make_no_sense(selector: object, per_sample: bool, message:
 def test_nothing_to_choose_from_fails_in_build() -> None:
     with pytest.raises(fl.FlowError, match="step 2, gate.*at least one part"):
         fl.flow(nn.Identity()).gate(fl.SoftmaxRouter(4, 1), []).build()
+
+
+def test_functions_without_a_signature_are_not_given_names_that_another_part_takes() -> None:
+    def plus(x: Tensor, h: Tensor) -> Tensor:
+        return x + h
+
+    model = fl.flow(linear()).tag("h").gate(fl.SoftmaxRouter(4, 2).double(), [torch.tanh, plus]).using("h").build()
+    assert model(torch.randn(2, 4, dtype=F64)).shape == (2, 4)
+    model = fl.flow(linear()).tag("h").through(torch.mul).using(other="h").build()
+    x = torch.randn(2, 4, dtype=F64)
+    assert torch.equal(model(x), model.h(x) ** 2)

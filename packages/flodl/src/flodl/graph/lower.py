@@ -9,18 +9,14 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.parameter import UninitializedParameter
 
 from flodl.errors import FlowError, nearest
 from flodl.graph.builder import FlowBuilder, Step
-from flodl.graph.halting import AdaptiveLoop, LearnedHalt
-from flodl.graph.loops import ConditionalLoop, Loop
-from flodl.graph.maps import Map
+from flodl.graph.composites import make_composite
 from flodl.graph.model import Graph
-from flodl.graph.names import STREAM, snake_case, suggestion, usable
-from flodl.graph.parts import Function, part_name, signature_of, takes
+from flodl.graph.names import STREAM, check_names, snake_case, suggestion, usable
+from flodl.graph.parts import misfit, takers
 from flodl.graph.plan import Call, Line, Plan, Ref
-from flodl.graph.routing import Gate, Switch
 from flodl.graph.state import StateCell
 
 __all__ = ["lower"]
@@ -62,7 +58,7 @@ class _Lowering:
         self._paths: dict[int, str] = {}  # id of a module -> attribute name: a module in two steps is one, tied
         self._built: dict[int, Graph] = {}  # id of a builder among the parts -> what it was built to
         self._counts: dict[str, int] = {}  # automatic names given so far, by their beginning
-        self._check_names()
+        check_names(self.label, self.inputs)
         self._made_at = self._tags()  # name -> the step that makes it (0 for an input)
         self._variables = {name: name for name in self.inputs}  # names that can be read here and now
         self._wanted = {name for step in self.steps for name in _reads(step)}
@@ -140,65 +136,30 @@ class _Lowering:
             value = self._call(how, extra, args=branches)
         self._assign(value)
 
-    def _lower_loop_body(self, step: Step, extra: dict[str, Ref]) -> None:
-        body, emits, times = step.parts[0], step.options["emits"], step.options.get("times")
-        if times is None:
-            raise self._error("how often? Add .for_n(n), .while_cond(condition, max) or .until_cond(condition, max)")
-        if not isinstance(times, int) or times < 1:
-            raise self._error(f"a loop runs at least once, not {times!r} times")
-        if len(step.parts) == 1:
-            self._check_part(body, 1, extra)
-            self._composite(Loop(_child(body), times, emits), extra)
-            return
-        condition, kind = step.parts[1], step.options["loop"]
-        shared = self._shares(dict(zip(("body", "condition"), step.parts, strict=True)), extra)
-        if isinstance(condition, LearnedHalt):
-            if kind == "while":
-                raise self._error("LearnedHalt says when to stop: use until_cond")
-            self._composite(AdaptiveLoop(_child(body), condition, times, shared, emits), extra)
-            return
-        parts = (_child(body), _child(condition))
-        self._composite(ConditionalLoop(*parts, kind, times, step.options["per_sample"], shared, emits), extra)
+    def _lower_composite(self, step: Step, extra: dict[str, Ref]) -> None:
+        try:
+            module = make_composite(step, lambda parts: self._shares(parts, extra))
+        except FlowError as error:
+            raise self._error(str(error)) from None
+        value = self._read(step.options["tag"]) if "tag" in step.options else Ref(self.stream)
+        self._assign(Call(self._register(module, ""), (value,), tuple(extra.items())))
 
-    def _lower_gate(self, step: Step, extra: dict[str, Ref]) -> None:
-        router, *experts = step.parts
-        shared = self._shares({"router": router, **_numbered("experts", experts)}, extra)
-        self._composite(Gate(_child(router), [_child(e) for e in experts], shared), extra)
-
-    def _lower_switch(self, step: Step, extra: dict[str, Ref]) -> None:
-        selector, *branches = step.parts
-        shared = self._shares({"selector": selector, **_numbered("branches", branches)}, extra)
-        made = Switch(_child(selector), [_child(b) for b in branches], step.options["per_sample"], shared)
-        self._composite(made, extra)
-
-    def _lower_map(self, step: Step, extra: dict[str, Ref]) -> None:
-        over = step.options.get("over")
-        if over is None:
-            raise self._error("over what? Add .each(), .over(tag) or .slices(n)")
-        slices = step.options.get("slices", 0)
-        if over == "slices" and (not isinstance(slices, int) or slices < 1):
-            raise self._error(f"a value has at least one slice, not {slices!r}")
-        self._check_part(step.parts[0], 1, extra)
-        value = self._read(step.options["tag"]) if over == "tag" else Ref(self.stream)
-        batched = step.options.get("batched", False)
-        self._composite(Map(_child(step.parts[0]), slices=slices, batched=batched), extra, value)
+    _lower_loop_body = _lower_gate = _lower_switch = _lower_map = _lower_composite
 
     # -- building blocks
 
-    def _composite(self, module: nn.Module, extra: dict[str, Ref], value: Ref | None = None) -> None:
-        """A step that is a module of ours around the parts."""
-        self._assign(Call(self._register(module, ""), (value or Ref(self.stream),), tuple(extra.items())))
-
     def _shares(self, parts: dict[str, Any], extra: dict[str, Ref]) -> dict[str, tuple[str, ...]]:
-        """Which named values each part of a composite gets: those that it takes; one part must take each."""
-        if len(parts) == 1:
-            raise self._error("there is nothing to choose from: give at least one part")
-        for name in extra:
-            if not any(takes(part, name) for part in parts.values()):
-                raise self._error(f"none of its parts takes the keyword argument {name!r}")
-        shares = {role: tuple(n for n in extra if takes(part, n)) for role, part in parts.items()}
+        """Which named values each part gets, by its role: those that it takes; one part must take each."""
+        taken = {name: takers(parts, name) for name in extra}
+        for name, roles in taken.items():
+            if not roles and len(parts) > 1:
+                raise FlowError(f"none of its parts takes the keyword argument {name!r}")
+        if len(parts) == 1:  # whether it takes the names is said by the check below
+            taken = {name: [*parts] for name in extra}
+        shares = {role: tuple(n for n in extra if role in taken[n]) for role in parts}
         for role, part in parts.items():
-            self._check_part(part, 1, {n: extra[n] for n in shares[role]})
+            if message := misfit(part, 1, shares[role]):
+                raise FlowError(message)
         return shares
 
     def _with_built_parts(self, step: Step) -> Step:
@@ -249,17 +210,19 @@ class _Lowering:
 
     def _calls(self, step: Step, extra: dict[str, Ref], roles: Sequence[str]) -> list[Call]:
         """Calls of several parts on the stream; a named value goes to each part that takes it, and one must."""
-        for name in extra:
-            if not any(takes(part, name) for part in step.parts):
-                raise self._error(f"none of its parts takes the keyword argument {name!r}")
+        try:
+            shares = self._shares({str(i): part for i, part in enumerate(step.parts)}, extra)
+        except FlowError as error:
+            raise self._error(str(error)) from None
         return [
-            self._call(part, {n: r for n, r in extra.items() if takes(part, n)}, role=role)
-            for part, role in zip(step.parts, roles, strict=True)
+            self._call(part, {n: extra[n] for n in share}, role=role)
+            for part, share, role in zip(step.parts, shares.values(), roles, strict=True)
         ]
 
     def _call(self, part: Any, extra: dict[str, Ref], *, args: tuple[Ref, ...] = (), role: str = "") -> Call:
         args = args or (Ref(self.stream),)
-        self._check_part(part, len(args), extra)
+        if message := misfit(part, len(args), tuple(extra)):
+            raise self._error(message)
         target = self._register(part, role) if isinstance(part, nn.Module) else part
         return Call(target, args, tuple(extra.items()))
 
@@ -293,17 +256,6 @@ class _Lowering:
 
     # -- checks
 
-    def _check_names(self) -> None:
-        if self.label and not self.label.isidentifier():
-            raise FlowError(
-                f"label {self.label!r}: dots separate the levels of a path and a label is one level; {suggestion(self.label)}"
-            )
-        for name in self.inputs:
-            if not usable(name):
-                raise FlowError(f"input {name!r} cannot be the name of an argument; {suggestion(name)}")
-            if self.inputs.count(name) > 1:
-                raise FlowError(f"input {name!r} is named twice")
-
     def _tags(self) -> dict[str, int]:
         made = dict.fromkeys(self.inputs, 0)
         for number, step in enumerate(self.steps, start=1):
@@ -318,27 +270,6 @@ class _Lowering:
                 made[name] = number
         self.number = 1
         return made
-
-    def _check_part(self, part: Any, positional: int, extra: dict[str, Ref]) -> None:
-        if isinstance(part, type):
-            raise self._error(f"{part.__name__} is a class: write {part.__name__}(...)")
-        if not callable(part):
-            raise self._error(f"{part!r} is not callable on tensors")
-        if isinstance(part, nn.Module):
-            for name, parameter in part.named_parameters():
-                if not isinstance(parameter, UninitializedParameter) and parameter.numel() == 0:
-                    raise self._error(
-                        f"parameter {name!r} has shape {tuple(parameter.shape)}: a layer without weights learns nothing"
-                    )
-        signature = signature_of(part)
-        if signature is None:
-            return
-        try:
-            signature.bind(*range(positional), **dict.fromkeys(extra))
-        except TypeError as error:
-            parameters = ", ".join(signature.parameters)
-            hint = "" if extra else "; name further values with .using(...)"
-            raise self._error(f"{part_name(part)} takes ({parameters}): {error}{hint}") from None
 
     def _error(self, message: str) -> FlowError:
         where = f" of flow '{self.label}'" if self.label else ""
@@ -355,14 +286,6 @@ def _calls_in(value: Any) -> list[Call]:
 def _reads(step: Step) -> list[str]:
     """The names that a step reads."""
     return [*step.using.values(), *([step.options["tag"]] if "tag" in step.options else [])]
-
-
-def _child(part: Any) -> nn.Module:
-    return part if isinstance(part, nn.Module) else Function(part)
-
-
-def _numbered(name: str, parts: Sequence[Any]) -> dict[str, Any]:
-    return {f"{name}.{i}": part for i, part in enumerate(parts)}
 
 
 def _cell(tag: str) -> str:

@@ -7,7 +7,9 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-__all__ = ["STREAM", "snake_case", "suggestion", "usable"]
+from flodl.errors import FlowError
+
+__all__ = ["STREAM", "check_names", "snake_case", "suggestion", "usable"]
 
 STREAM = "x"  # the variable of the value that flows, and the name of the first input
 _RESERVED = (STREAM, "self", "torch")
@@ -33,3 +35,16 @@ def snake_case(part: Any) -> str:
     name = re.sub("(?<=[a-z])LU", "lu", type(part).__name__)  # ReLU is one word
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name)
     return words.lower().strip("_") or "module"
+
+
+def check_names(label: str, inputs: tuple[str, ...]) -> None:
+    """Raises `FlowError` for a label or names of inputs that are not possible."""
+    if label and not label.isidentifier():
+        raise FlowError(
+            f"label {label!r}: dots separate the levels of a path and a label is one level; {suggestion(label)}"
+        )
+    for name in inputs:
+        if not usable(name):
+            raise FlowError(f"input {name!r} cannot be the name of an argument; {suggestion(name)}")
+        if inputs.count(name) > 1:
+            raise FlowError(f"input {name!r} is named twice")

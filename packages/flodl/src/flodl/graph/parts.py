@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import nn
+from torch.nn.parameter import is_lazy
 
-__all__ = ["Function", "Part", "part_name", "pick", "signature_of", "takes"]
+__all__ = ["Function", "Part", "misfit", "part_name", "pick", "signature_of", "takers"]
 
 #: A module, any callable on tensors, or a flow builder that is built where it stands.
 Part = Any
@@ -50,11 +51,17 @@ def signature_of(part: Part) -> inspect.Signature | None:
         return None
 
 
-def takes(part: Part, name: str) -> bool:
-    """Whether the part can be passed the keyword argument `name`."""
-    signature = signature_of(part)
-    if signature is None:
-        return True
+def takers(parts: Mapping[str, Part], name: str) -> list[str]:
+    """Which of the parts, by role, can be passed the keyword argument `name`.
+
+    Parts whose signature Python cannot tell count only where no other part takes the name.
+    """
+    signatures = {role: signature_of(part) for role, part in parts.items()}
+    known = [role for role, signature in signatures.items() if signature is not None and _takes(signature, name)]
+    return known or [role for role, signature in signatures.items() if signature is None]
+
+
+def _takes(signature: inspect.Signature, name: str) -> bool:
     kinds = inspect.Parameter
     found = signature.parameters.get(name)
     if found is not None and found.kind in (kinds.POSITIONAL_OR_KEYWORD, kinds.KEYWORD_ONLY):
@@ -65,3 +72,24 @@ def takes(part: Part, name: str) -> bool:
 def pick(named: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
     """The named values that one part of a composite takes."""
     return {name: named[name] for name in names}
+
+
+def misfit(part: Part, positional: int, names: Sequence[str]) -> str:
+    """Why the part cannot be a step that gets `positional` values and these named ones; empty when it can."""
+    if isinstance(part, type):
+        return f"{part.__name__} is a class: write {part.__name__}(...)"
+    if not callable(part):
+        return f"{part!r} is not callable on tensors"
+    if isinstance(part, nn.Module):
+        for name, parameter in part.named_parameters():
+            if not is_lazy(parameter) and parameter.numel() == 0:
+                return f"parameter {name!r} has shape {tuple(parameter.shape)}: a layer without weights learns nothing"
+    signature = signature_of(part)
+    if signature is None:
+        return ""
+    try:
+        signature.bind(*range(positional), **dict.fromkeys(names))
+    except TypeError as error:
+        hint = "" if names else "; name further values with .using(...)"
+        return f"{part_name(part)} takes ({', '.join(signature.parameters)}): {error}{hint}"
+    return ""
