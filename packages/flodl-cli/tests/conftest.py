@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -93,11 +94,20 @@ class Fdl:
         return {k: v for k, v in {**self.env, **(env or {})}.items() if v is not None}
 
     def start(self, *words: str, **options: object) -> subprocess.Popen[str]:
-        """A call that the test watches while it runs."""
+        """A call that the test watches while it runs; `preexec_fn` runs in it first."""
+        prepare = options.pop("preexec_fn", None)
+
+        def in_child() -> None:
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # whoever started pytest may ignore them
+                signal.signal(number, signal.SIG_DFL)
+            if prepare is not None:
+                prepare()  # type: ignore[operator]
+
         return subprocess.Popen(  # type: ignore[call-overload, no-any-return]
             [*self.program, *words],
             env=self.environment(),
             text=True,
+            preexec_fn=in_child,
             **{"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options},
         )
 

@@ -146,14 +146,20 @@ def make_huge(path: Path) -> None:
         (lambda p: p.write_bytes(b"rnu: 1\n"), "unknown key 'rnu'"),
     ],
 )
-@pytest.mark.parametrize(
-    "words", [["--help"], ["test"], ["config", "show"], ["--help", "test"], ["schema", "list"], []]
-)
-def test_every_command_tells_what_the_file_is_instead(
-    fdl: Fdl, tmp_path: Path, make: Callable[[Path], None], said: str, words: list[str]
+def test_a_file_that_is_no_manifest_is_told_what_it_is(
+    fdl: Fdl, tmp_path: Path, make: Callable[[Path], None], said: str
 ) -> None:
     make(tmp_path / "fdl.yml")
-    result = fdl(*words)
+    result = fdl("--help")
     assert (result.code, result.out) == (2, "")
     assert said in result.err
     assert result.err.startswith("fdl: ")
+
+
+@pytest.mark.parametrize("text", ["commands: [", "rnu: 1"])
+@pytest.mark.parametrize("words", [[], ["test"], ["config", "show"], ["--help", "test"], ["schema", "list"]])
+def test_every_command_tells_that_the_manifest_is_broken(fdl: Fdl, write: Write, text: str, words: list[str]) -> None:
+    write("fdl.yml", text)
+    result = fdl(*words)
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith("fdl: fdl.yml:1:")

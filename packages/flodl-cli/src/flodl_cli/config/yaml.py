@@ -223,11 +223,13 @@ class _Composer:
             character = re.search(r"#x([0-9a-f]+)", str(error))
             what = f"character U+{int(character.group(1), 16):04X} is not allowed in YAML" if character else message
             return CliError(Problem(what, self.source.place(1, 1)))
-        place = self.source.place(mark.line + 1, mark.column + 1)
-        lines = self.source.text.splitlines()
-        line = lines[mark.line] if mark.line < len(lines) else ""
+        lines = self.source.text.splitlines() or [""]
+        number, column = mark.line + 1, mark.column + 1
+        if number > len(lines):  # the end of the file
+            number, column = len(lines), len(lines[-1]) + 1
+        place, line = self.source.place(number, column), lines[number - 1]
         if "\t" in line[: mark.column + 1]:
-            place = self.source.place(mark.line + 1, line.index("\t") + 1)
+            place = self.source.place(number, line.index("\t") + 1)
             return CliError(Problem("a tab: YAML is indented with spaces", place))
         quote = ' (between { } a reference must be in quotes: "${name}")' if "${" in line else ""
         return CliError(Problem(f"not valid YAML: {message}{quote}", place))
