@@ -62,7 +62,7 @@ def origin(place: Place) -> dict[str, Any]:
 def document(root: Node, layers: tuple[Node, ...]) -> dict[str, Any]:
     """`config show --json`: the values, and for each its place and everything that it overrode."""
     return {
-        "layers": [origin(layer.place)["text"].rpartition(":")[0] or layer.place.text for layer in layers],
+        "layers": [layer.place.source.label for layer in layers],
         "values": root.plain(),
         "origins": {dotted(path): _entry(node) for path, node in leaves(root) if not _void(node)},
     }
