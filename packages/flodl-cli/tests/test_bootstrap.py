@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import pty
+import select
 import shutil
 import signal
 import subprocess
@@ -104,6 +106,24 @@ def test_a_second_start_installs_nothing_until_an_input_changes(ready: Path) -> 
     assert third.returncode == 0
     assert "bringing .venv up to date" in third.stderr
     assert stamp(ready) != made
+
+
+def test_a_terminal_shows_one_line_of_progress(ready: Path) -> None:
+    (ready / ".venv" / "fdl-stamp").unlink()
+    main, side = pty.openpty()
+    process = subprocess.Popen([ready / "fdl"], env=environment(), stdin=side, stdout=side, stderr=side)
+    os.close(side)
+    said = b""
+    while select.select([main], [], [], 60)[0]:
+        try:
+            said += os.read(main, 4096)
+        except OSError:  # the other side is closed
+            break
+    os.close(main)
+    assert process.wait(timeout=60) == 0
+    assert b"\r\x1b[Kfdl:    " in said
+    assert said.count(b"\n") == 3  # what is done, that it is done, and what fdl itself said
+    assert "Installing collected packages" in (ready / ".venv.lock" / "setup.log").read_text()
 
 
 def test_it_starts_through_links_and_from_any_folder(ready: Path, tmp_path: Path) -> None:
