@@ -63,6 +63,12 @@ def forwards(rounds: int) -> list[Row]:
     return rows
 
 
+def noise(rounds: int) -> Row:
+    """One model against itself: what a ratio can be by chance on this machine."""
+    by_hand, _, x = PAIRS["residual_tower"]()
+    return in_turns(lambda: by_hand(x), lambda: by_hand(x), rounds)
+
+
 def small_forward(rounds: int) -> Row:
     """The worst case: ten layers of 8 features, where nearly all is the time of Python."""
     layers = [nn.Linear(8, 8) for _ in range(10)]
@@ -175,13 +181,13 @@ def markdown(results: dict[str, Any]) -> str:
         "| model | flow ms | by hand ms | ratio | middle 60% |",
         "|---|---|---|---|---|",
     ]
-    for r in results["forward"]:
+    compared = [(r["model"], r) for r in results["forward"]]
+    compared += [("ten tiny layers", results["small"]), ("by hand, against itself", results["noise"])]
+    for name, r in compared:
         out.append(
-            f"| {r['model']} | {r['a_ms']:.3f} | {r['b_ms']:.3f} | {r['ratio']:.3f} | {r['low']:.3f} to {r['high']:.3f} |"
+            f"| {name} | {r['a_ms']:.3f} | {r['b_ms']:.3f} | {r['ratio']:.3f} | {r['low']:.3f} to {r['high']:.3f} |"
         )
-    r = results["small"]
     out += [
-        f"| ten tiny layers | {r['a_ms']:.4f} | {r['b_ms']:.4f} | {r['ratio']:.3f} | {r['low']:.3f} to {r['high']:.3f} |",
         "",
         "| torch.compile of a flow with | one graph | breaks |",
         "|---|---|---|",
@@ -213,6 +219,7 @@ def main() -> None:
         "rounds": options.rounds,
         "forward": forwards(options.rounds),
         "small": small_forward(options.rounds),
+        "noise": noise(options.rounds),
         "build": builds(),
         "map": map_gain(options.rounds),
         "compile": compiled(),
