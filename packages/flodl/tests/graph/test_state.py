@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import pickle
+import threading
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import flodl as fl
+from flodl.graph.dry import dry_run
 
 from .parity import F64, linear
 
@@ -130,6 +132,27 @@ def test_compiles_without_a_break() -> None:
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     for value in expected:
         torch.testing.assert_close(compiled(x), value)
+
+
+def test_an_example_is_enough_to_compile_before_the_first_call() -> None:
+    flow = fl.flow(beside).using("h").through(linear(10, 6)).through(torch.tanh).tag("h")
+    model = flow.build(example=torch.zeros(2, 4, dtype=F64))
+    x = torch.randn(3, 4, dtype=F64)
+    with torch.no_grad():
+        got = torch.compile(model, fullgraph=True, backend="aot_eager")(x)
+        model.reset_state()
+        torch.testing.assert_close(got, model(x))
+
+
+def test_a_dry_run_in_one_thread_is_none_in_another() -> None:
+    model = fl.flow(nn.Identity()).tag("seen").build()
+    model.observe("seen")
+    x = torch.ones(2)
+    with dry_run():
+        worker = threading.Thread(target=model, args=(x,))
+        worker.start()
+        worker.join()
+    assert torch.equal(model.tagged("seen"), x)
 
 
 def test_a_dry_run_leaves_everything_as_it_was() -> None:

@@ -50,7 +50,8 @@ def faked(module: nn.Module, *values: Any) -> Iterator[tuple[Any, ...]]:
         for owner, real in buffers:
             owner._buffers.update(real)
         for cell, shape, per_sample in known:
-            cell._shape, cell.per_sample = shape, per_sample
+            if shape is not None:  # a shape that was not known before is worth keeping: compilation needs it
+                cell._shape, cell.per_sample = shape, per_sample
 
 
 def find_zeros(graph: Graph, inputs: tuple[Any, ...]) -> dict[str, Zero]:

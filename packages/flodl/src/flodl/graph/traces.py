@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import get_ident
 from typing import Any
 
 from torch import Tensor
@@ -13,8 +14,8 @@ from flodl.graph.dry import is_dry
 
 __all__ = ["Trace", "detached", "emit"]
 
-#: The loops that run now and are traced, outermost first.
-_running: list[Trace] = []
+#: The loops that run now and are traced, outermost first, by thread.
+_running: dict[int, list[Trace]] = {}
 
 
 class Trace:
@@ -44,11 +45,14 @@ class Trace:
         for values in self.values.values():
             values.clear()
         self._now.clear()
-        _running.append(self)
+        thread = get_ident()
+        _running.setdefault(thread, []).append(self)
         try:
             yield
         finally:
-            _running.pop()
+            _running[thread].pop()
+            if not _running[thread]:
+                del _running[thread]
 
 
 def emit(name: str, value: Any) -> None:
@@ -58,7 +62,7 @@ def emit(name: str, value: Any) -> None:
     nothing has None there. Costs nothing while nobody observes the name. `value`: any tensor, detached here.
     """
     if _running and not is_dry():
-        for trace in reversed(_running):
+        for trace in reversed(_running.get(get_ident(), [])):
             if name in trace.values:
                 trace.put(name, detached(value))
                 return
