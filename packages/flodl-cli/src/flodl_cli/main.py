@@ -18,9 +18,8 @@ __all__ = ["main", "run"]
 def main() -> None:
     """Runs `fdl` with the arguments of this process and ends it."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(
-            errors="backslashreplace"
-        )  # a terminal that knows no such letter, a name that is no UTF-8
+        # A terminal that lacks a letter, a file name that is no UTF-8: shown as escapes.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         status = run(sys.argv[1:])
     except KeyboardInterrupt:  # also while modules are being imported
@@ -66,6 +65,8 @@ def dispatch(call: Call) -> int:
     """Decides what a call is: help, a built-in, or commands of the manifest."""
     from flodl_cli.builtins import BUILTINS, run_builtin
     from flodl_cli.config.layers import environments
+    from flodl_cli.errors import CliError, nearest
+    from flodl_cli.project import MANIFEST
 
     if call.options.version:
         from flodl_cli import __version__
@@ -85,16 +86,9 @@ def dispatch(call: Call) -> int:
     if manifest is not None and name not in commands and name in environments(manifest.root):  # `fdl ci test`
         return dispatch(call.in_environment())
     if manifest is None:
-        return _no_project(name)
+        near = nearest(name, BUILTINS)
+        raise CliError(f"no command '{name}': there is no {MANIFEST} in this folder or one above.{near}")
     return _task(call, manifest)
-
-
-def _no_project(name: str) -> int:
-    from flodl_cli.builtins import BUILTINS
-    from flodl_cli.errors import CliError, nearest
-    from flodl_cli.project import MANIFEST
-
-    raise CliError(f"no command '{name}': there is no {MANIFEST} in this folder or one above.{nearest(name, BUILTINS)}")
 
 
 def _overview(call: Call, manifest: Manifest | None) -> int:
