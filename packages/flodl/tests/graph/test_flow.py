@@ -304,3 +304,42 @@ def test_an_error_of_the_users_own_code_keeps_its_type() -> None:
         caught.value, "__notes__", ["in flow, step 2 (through(broken)), input: x (2,)"]
     )  # 3.10 has no notes
     assert notes == ["in flow, step 2 (through(broken)), input: x (2,)"]
+
+
+def test_tags_that_look_like_the_names_the_forward_needs() -> None:
+    a, b, c = linear(), linear(), linear()
+    model = (
+        fl.flow(a).tag("branch_0").tag("x_").tag("m_previous")
+        .split([b, c]).merge("add").tag("x")
+        .through(lambda x, m: x + m).using("m")
+        .through(lambda x, branch_0, y, p, m_state: x * branch_0 + y + p - m_state)
+        .using("branch_0", y="x", p="m_previous").input("m_state").using("m_state").tag("m")
+        .build()
+    )  # fmt: skip
+
+    def reference(x: Tensor, m: Tensor, m_state: Tensor) -> Tensor:
+        h = a(x)
+        y = b(h) + c(h)
+        return (y + m) * h + y + h - m_state
+
+    x, other = torch.randn(2, 3, 4, dtype=F64)
+    first = reference(x, torch.zeros_like(x), other)
+    torch.testing.assert_close(model(x, other), first)
+    torch.testing.assert_close(model(x, other), reference(x, first, other))
+
+
+def test_empty_batches() -> None:
+    model = (
+        fl.flow(linear()).map(linear(4, 4)).each()
+        .switch(lambda x: x.argmax(1) % 2, [linear(4, 5), linear(4, 5)], per_sample=True)
+        .loop_body(linear(5, 5)).until_cond(lambda x: x[:, 0] > 0, 3, per_sample=True).build()
+    )  # fmt: skip
+    assert model(torch.empty(0, 4, dtype=F64)).shape == (0, 5)
+
+
+def test_lazy_parameters() -> None:
+    model = fl.flow(nn.LazyLinear(3)).through(nn.ReLU()).build()
+    with pytest.raises(fl.StepError, match="'lazy_linear.weight' has no shape yet"):
+        model.check(torch.ones(2, 4))
+    assert model(torch.ones(2, 4)).shape == (2, 3)
+    assert model.check(torch.ones(2, 4)) == "(2, 3)"

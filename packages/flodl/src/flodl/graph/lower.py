@@ -105,7 +105,8 @@ class _Lowering:
     def _lower_split(self, step: Step, extra: dict[str, Ref]) -> None:
         if not step.parts:
             raise self._error("a split needs at least one branch")
-        names = [f"{step.group or 'branch'}_{i}" for i in range(len(step.parts))]
+        prefix = step.group or self._unlike_tags("branch", *(f"_{i}" for i in range(len(step.parts))))
+        names = [f"{prefix}_{i}" for i in range(len(step.parts))]
         calls = self._calls(step, extra, names if step.group else [""] * len(names))
         for name, call in zip(names, calls, strict=True):
             self.lines.append(Line(self.number, name, call, (name,) if step.group else ()))
@@ -192,10 +193,20 @@ class _Lowering:
 
     def _write_state(self, tag: str, variable: str) -> None:
         if tag in self._state:
-            self.lines.append(Line(self.number, "", Call(_cell(tag), (Ref(variable),), method="write")))
+            self.lines.append(Line(self.number, "", Call(self._cell(tag), (Ref(variable),), method="write")))
 
     def _variable(self, tag: str) -> str:
-        return f"{tag}_" if not usable(tag) else tag
+        return tag if usable(tag) else self._unlike_tags(f"{tag}_")
+
+    def _cell(self, tag: str) -> str:
+        return self._unlike_tags(tag, "_state")
+
+    def _unlike_tags(self, name: str, *endings: str) -> str:
+        """`name` with the endings (with one: including it), varied until none of them is a name that the flow gives."""
+        endings = endings or ("",)
+        while any(name + ending in self._made_at for ending in endings):
+            name += "_"
+        return name + endings[0] if len(endings) == 1 else name
 
     def _read(self, name: str) -> Ref:
         """The variable of a named value; a name that is made later is read from its state cell."""
@@ -203,10 +214,10 @@ class _Lowering:
             raise self._error(f"unknown tag {name!r}.{nearest(name, self._made_at)}")
         if name not in self._variables and name not in self._state:
             self._state.add(name)
-            self.modules[_cell(name)] = StateCell(name, saved=self.save_state)
-            read = Call(_cell(name), (Ref(self.stream),), method="read")
-            self.lines.append(Line(self.number, f"{name}_previous", read))
-        return Ref(self._variables.get(name, f"{name}_previous"))
+            self.modules[self._cell(name)] = StateCell(name, saved=self.save_state)
+            read = Call(self._cell(name), (Ref(self.stream),), method="read")
+            self.lines.append(Line(self.number, self._unlike_tags(name, "_previous"), read))
+        return Ref(self._variables.get(name) or self._unlike_tags(name, "_previous"))
 
     def _calls(self, step: Step, extra: dict[str, Ref], roles: Sequence[str]) -> list[Call]:
         """Calls of several parts on the stream; a named value goes to each part that takes it, and one must."""
@@ -236,7 +247,7 @@ class _Lowering:
         if chosen:
             if chosen in self.modules:
                 raise self._error(f"two different parts are named {chosen!r}: give one another label or tag")
-            if hasattr(Graph, chosen) or chosen == "training":
+            if hasattr(Graph, chosen) or chosen == "training" or chosen.startswith("_"):
                 raise self._error(f"{chosen!r} is an attribute of every model: choose another name")
         else:
             chosen = self._automatic_name(module)
@@ -286,7 +297,3 @@ def _calls_in(value: Any) -> list[Call]:
 def _reads(step: Step) -> list[str]:
     """The names that a step reads."""
     return [*step.using.values(), *([step.options["tag"]] if "tag" in step.options else [])]
-
-
-def _cell(tag: str) -> str:
-    return f"{tag}_state"

@@ -29,7 +29,7 @@ class Map(nn.Module):
         """x: (rows, ...) -> (rows, ...); with slices (batch, ..., features) -> (batch, ..., slices * what the body gives)"""
         if self.slices:
             return self._slices(x, named)
-        if self.batched:
+        if self.batched or not x.shape[0]:  # an empty batch: the body tells what comes out
             return self.body(x, **named)  # type: ignore[no-any-return]
         if not named:
             return torch.cat([self.body(row) for row in torch.split(x, 1)])

@@ -103,6 +103,8 @@ def _number(choice: Tensor) -> int:
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _groups(choice: Tensor) -> list[tuple[int, Tensor]]:
     """choice: (batch,) -> each chosen branch with the samples that chose it; a graph break for the same reason."""
+    if not len(choice):
+        return [(0, choice)]  # an empty batch: the first branch tells what comes out
     present, counts = torch.unique(choice, return_counts=True)
     rows = choice.argsort(stable=True)
     return list(zip(present.tolist(), torch.split(rows, counts.tolist()), strict=True))

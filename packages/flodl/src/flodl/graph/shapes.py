@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.nn.parameter import is_lazy
 from torch.utils import _pytree
 
 from flodl.errors import StepError
@@ -34,6 +35,9 @@ _GUESSES = 512  # combinations of sizes that are tried at most
 @contextmanager
 def faked(module: nn.Module, *values: Any) -> Iterator[tuple[Any, ...]]:
     """Dry runs of `module`: gives fake tensors for `values`. Buffers and carried state are fake meanwhile, and come back."""
+    lazy = [path for path, p in module.named_parameters() if is_lazy(p)]
+    if lazy:
+        raise StepError(f"'{lazy[0]}' has no shape yet: run that module once on real values, or give its sizes")
     mode = detect_fake_mode(_pytree.tree_leaves(values)) or FakeTensorMode(allow_non_fake_inputs=True)
     buffers = [(m, dict(m._buffers)) for m in module.modules() if m._buffers]
     known = [(m, m._shape, m.per_sample) for m in module.modules() if isinstance(m, StateCell)]
