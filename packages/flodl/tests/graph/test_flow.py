@@ -288,6 +288,20 @@ def test_an_error_in_forward_names_step_and_shapes() -> None:
     )
 
 
+def test_an_error_in_a_part_of_a_step_names_the_part_and_the_tag() -> None:
+    bad = nn.Sequential(nn.Tanh(), linear(5, 4))
+    model = fl.flow(linear()).gate(fl.SoftmaxRouter(4, 2).double(), [linear(), bad]).tag("mixed").build()
+    for run in (model, model.check):
+        with pytest.raises(fl.StepError) as caught:
+            run(torch.randn(3, 4, dtype=F64))
+        lines = str(caught.value).splitlines()
+        assert lines[0].startswith("flow, step 2 'mixed' (gate(SoftmaxRouter, Linear, Sequential)): ")
+        assert lines[1:] == [
+            "  input: x (3, 4) float64",
+            "  in mixed.experts.1.1: Linear(in_features=5, out_features=4, bias=True)",
+        ]
+
+
 def test_a_wrong_call_says_what_the_flow_takes() -> None:
     model = fl.flow(nn.Identity()).input("mask").through(lambda x, mask: x).using("mask").build()
     with pytest.raises(fl.StepError, match=r"flow takes \(x, mask\), was called with \(\(2, 2\)\)"):

@@ -37,14 +37,15 @@ def explain(error: Exception, model: Graph, args: tuple[Any, ...], kwargs: dict[
             return StepError(f"{where} takes ({', '.join(model._plan.inputs)}), was called with ({given})")
         return error
     line, variables = place
-    step = f"step {line.step} ({model._plan.steps[line.step - 1]})"
+    tag = f" '{line.tags[0]}'" if line.tags else ""
+    step = f"step {line.step}{tag} ({model._plan.steps[line.step - 1]})"
     inputs = ", ".join(f"{n} {shape_of(variables[n])}" for n in _names(line.value) if n in variables)
     if isinstance(error, StepError) and str(error).startswith("flow"):  # of a nested flow, says where already
         return StepError(f"{where}, {step}\n  in {error}")
     ours = isinstance(error, StepError)  # of one of our modules
     if ours or (type(error) in _MISFITS and not isinstance(error, FlodlError) and _from_torch(error.__traceback__)):
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        return StepError(f"{where}, {step}: {first}\n  input: {inputs}")
+        return StepError(f"{where}, {step}: {first}\n  input: {inputs}{_inner_part(error.__traceback__, model)}")
     if hasattr(error, "add_note"):
         error.add_note(f"in {where}, {step}, input: {inputs}")
     return error
@@ -83,6 +84,20 @@ def _failing_line(trace: TracebackType | None, model: Graph) -> Any:
             return None if step is None else (step, dict(trace.tb_frame.f_locals))
         trace = trace.tb_next
     return None
+
+
+def _inner_part(trace: TracebackType | None, model: Graph) -> str:
+    """A line that names the part of a step's module where it failed; nothing when it is the module itself."""
+    paths = {id(module): path for path, module in model.named_modules()}
+    found = ""
+    while trace is not None:
+        owner = trace.tb_frame.f_locals.get("self")
+        found = paths.get(id(owner)) or found
+        trace = trace.tb_next
+    if "." not in found:
+        return ""
+    part = model.get_submodule(found)
+    return f"\n  in {found}: {type(part).__name__ if list(part.children()) else part}"
 
 
 def _innermost(trace: TracebackType | None) -> str:
