@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from html import escape
 
@@ -96,7 +97,8 @@ def _place(layers: list[list[_Box]], clusters: dict[str, Cluster]) -> None:
             wish = {id(b): _middle(b.above if down else b.below, b.x) for b in layer}
             for box in layer:  # a frame inside another is kept narrow, so that nothing foreign comes to lie in it
                 if len(frames(box)) > 1:
-                    wish[id(box)] = (wish[id(box)] + 3 * _middle(members[frames(box)], box.x)) / 4
+                    pull = 0.75 if sweep < _SWEEPS - 6 else 1.0
+                    wish[id(box)] += pull * (_middle(members[frames(box)], box.x) - wish[id(box)])
             if sweep < _SWEEPS // 2:
                 groups: defaultdict[tuple[str, ...], list[float]] = defaultdict(list)
                 for box in layer:
@@ -111,7 +113,9 @@ def _place(layers: list[list[_Box]], clusters: dict[str, Cluster]) -> None:
                     return [*(middle[frames(box)[:d]] for d in range(1, len(frames(box)) + 1)), wish[id(box)]]
 
                 layer.sort(key=order)
-            _spread(layer, wish)
+            _spread(layer, wish, frames)
+    for cluster in clusters:
+        _push_out(layers, [b for b in itertools.chain(*layers) if b.node and cluster in frames(b)])
     y = 0.0
     for layer in layers:
         height = max(b.height for b in layer)
@@ -124,11 +128,14 @@ def _middle(boxes: list[_Box], otherwise: float) -> float:
     return sum(b.x for b in boxes) / len(boxes) if boxes else otherwise
 
 
-def _spread(layer: list[_Box], wish: dict[int, float]) -> None:
+def _spread(layer: list[_Box], wish: dict[int, float], frames: Callable[[_Box], tuple[str, ...]]) -> None:
     """Put the boxes near their wishes, in order and without overlap: the mean of the placements from left and right."""
 
     def apart(a: _Box, b: _Box) -> float:
-        return (a.width + b.width) / 2 + _GAP
+        # Two frames between them need room for their borders.
+        return (a.width + b.width) / 2 + (
+            _GAP if frames(a) == frames(b) or None in (a.node, b.node) else _GAP + 2 * _FRAME
+        )
 
     left, right = [wish[id(b)] for b in layer], [wish[id(b)] for b in layer]
     for i in range(1, len(layer)):
@@ -137,6 +144,20 @@ def _spread(layer: list[_Box], wish: dict[int, float]) -> None:
         right[i] = min(right[i], right[i + 1] - apart(layer[i], layer[i + 1]))
     for box, a, b in zip(layer, left, right, strict=True):
         box.x = (a + b) / 2
+
+
+def _push_out(layers: list[list[_Box]], inside: list[_Box]) -> None:
+    """Move what stands between the sides of a frame but does not belong to it to the right of the frame."""
+    if not inside:
+        return
+    members, ranks = {id(b) for b in inside}, {b.rank for b in inside}
+    left, right = min(b.x - b.width / 2 for b in inside), max(b.x + b.width / 2 for b in inside)
+    for layer in layers:
+        edge = right + _GAP
+        for box in layer if layer[0].rank in ranks else ():
+            if id(box) not in members and box.node and box.x > left and box.x - box.width / 2 < edge:
+                box.x = edge + box.width / 2
+                edge = box.x + box.width / 2 + _GAP
 
 
 def _drawn(picture: Picture, boxes: dict[str, _Box], routes: dict[int, list[_Box]]) -> str:
