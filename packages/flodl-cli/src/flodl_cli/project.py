@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +15,7 @@ __all__ = ["MANIFEST", "child_environment", "find_program", "find_root"]
 MANIFEST = "fdl.yml"
 
 # How fdl was called is no business of what it starts: a nested `fdl` finds its own project.
-_OWN_VARIABLES = ("FDL_PROJECT", "FDL_CONFIG")
+_OWN_VARIABLES = ("FDL_PROJECT", "FDL_CONFIG", "FDL_SELF")
 
 
 def find_root(start: Path, environ: Mapping[str, str]) -> Path | None:
@@ -32,8 +33,15 @@ def find_root(start: Path, environ: Mapping[str, str]) -> Path | None:
 
 
 def child_environment(root: Path, environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment for tasks: `python` is the Python of the project's virtual environment."""
+    """The environment for tasks: `python` is the Python of the project's virtual environment.
+
+    FDL_COMMAND and FDL_CWD say what the user typed and where, for a message that tells how to do it again; of nested
+    calls, the outermost.
+    """
     env = {k: v for k, v in environ.items() if k not in _OWN_VARIABLES}
+    if "FDL_COMMAND" not in env:
+        env["FDL_COMMAND"] = shlex.join([environ.get("FDL_SELF", "fdl"), *sys.argv[1:]])
+        env["FDL_CWD"] = os.getcwd()
     venv = _virtual_environment(root, environ)
     if venv is not None:
         bin_folder = str(venv / "bin")
