@@ -69,9 +69,9 @@ class Fdl:
     program = (sys.executable, "-m", "flodl_cli")
 
     def __init__(self, home: Path) -> None:
-        kept = {
-            k: v for k, v in os.environ.items() if not k.startswith(("FDL_", "XDG_")) and k not in ("NO_COLOR", "CI")
-        }
+        # Bytecode is written as for any user; without it every start would compile fdl anew.
+        left_out = ("NO_COLOR", "CI", "PYTHONDONTWRITEBYTECODE")
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(("FDL_", "XDG_")) and k not in left_out}
         self.env = {**kept, "HOME": str(home), "PYTHONWARNINGS": "error", "COLUMNS": "100"}
 
     def __call__(
