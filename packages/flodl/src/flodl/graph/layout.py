@@ -15,7 +15,7 @@ from flodl.graph.style import CLUSTERS, EDGES, FONT, INK, LOOKS, TEXT, fill_of, 
 
 __all__ = ["to_svg"]
 
-_LINE, _GAP, _RANK_GAP, _FRAME = 15.0, 26.0, 46.0, 9.0
+_LINE, _GAP, _RANK_GAP, _FRAME, _TITLE = 15.0, 26.0, 42.0, 9.0, 20.0
 _SWEEPS = 24
 Point = tuple[float, float]
 
@@ -116,12 +116,19 @@ def _place(layers: list[list[_Box]], clusters: dict[str, Cluster]) -> None:
             _spread(layer, wish, frames)
     for cluster in clusters:
         _push_out(layers, [b for b in itertools.chain(*layers) if b.node and cluster in frames(b)])
-    y = 0.0
+    ranks: defaultdict[str, list[int]] = defaultdict(list)  # of what each frame holds
+    for box in itertools.chain(*layers):
+        for frame in frames(box):
+            ranks[frame].append(box.rank)
+    y, closing = 0.0, 0
     for layer in layers:
+        opening = max(sum(min(ranks[f]) == b.rank for f in frames(b)) for b in layer)
+        y += max(_RANK_GAP, 22 + _TITLE * opening + _FRAME * closing)
+        closing = max(sum(max(ranks[f]) == b.rank for f in frames(b)) for b in layer)
         height = max(b.height for b in layer)
         for box in layer:
             box.y = y + height / 2
-        y += height + _RANK_GAP
+        y += height
 
 
 def _middle(boxes: list[_Box], otherwise: float) -> float:
@@ -164,21 +171,11 @@ def _drawn(picture: Picture, boxes: dict[str, _Box], routes: dict[int, list[_Box
     hottest_ms = max((n.time_ms or 0.0 for n in picture.nodes), default=0.0)
     out: list[str] = []
     corners: list[Point] = []
-    for cluster in picture.clusters:
-        inside = [b for b in boxes.values() if b.node and _is_within(b.node.cluster, cluster.id, picture)]
-        if inside:
-            depth = 1 + max((_depth(c, cluster.id, picture) for c in picture.clusters), default=0)
-            pad = _FRAME * depth
-            left, right = min(b.x - b.width / 2 for b in inside) - pad, max(b.x + b.width / 2 for b in inside) + pad
-            top, bottom = (
-                min(b.y - b.height / 2 for b in inside) - pad - 6,
-                max(b.y + b.height / 2 for b in inside) + pad,
-            )
-            right = max(right, left + 7 * len(cluster.title) + 20)
-            fill, border = CLUSTERS[cluster.kind]
-            out.append(_rect((left, top), (right - left, bottom - top), fill, border, 8))
-            out.append(_text((left + 8, top + 12), cluster.title, 10, border, "start", bold=True))
-            corners += [(left, top), (right, bottom)]
+    for cluster, (left, top, right, bottom) in _frames(picture, boxes):
+        fill, border = CLUSTERS[cluster.kind]
+        out.append(_rect((left, top), (right - left, bottom - top), fill, border, 8))
+        out.append(_text((left + 8, top + 12), cluster.title, 10, border, "start", bold=True))
+        corners += [(left, top), (right, bottom)]
     for number, edge in enumerate(picture.edges):
         source, target = boxes[edge.source], boxes[edge.target]
         colour, dashes = EDGES[edge.kind]
@@ -238,19 +235,20 @@ def _node(box: _Box, node: Node, fill: str) -> list[str]:
     return out
 
 
-def _is_within(name: str, outer: str, picture: Picture) -> bool:
-    parents = {c.id: c.parent for c in picture.clusters}
-    while name and name != outer:
-        name = parents[name]
-    return bool(name)
-
-
-def _depth(cluster: Cluster, outer: str, picture: Picture) -> int:
-    """How many frames `cluster` lies below `outer`; 0 where it does not."""
-    parents, depth, name = {c.id: c.parent for c in picture.clusters}, 0, cluster.id
-    while name and name != outer:
-        depth, name = depth + 1, parents[name]
-    return depth if name else 0
+def _frames(picture: Picture, boxes: dict[str, _Box]) -> list[tuple[Cluster, tuple[float, float, float, float]]]:
+    """Left, top, right and bottom of each frame, outer ones first; a frame stands around its nodes and inner frames."""
+    found: dict[str, tuple[float, float, float, float]] = {}
+    for cluster in reversed(picture.clusters):  # inner ones come later in the list
+        sides = [found[c.id] for c in picture.clusters if c.parent == cluster.id and c.id in found]
+        for box in boxes.values():
+            if box.node and box.node.cluster == cluster.id:
+                w, h = box.width / 2, box.height / 2
+                sides.append((box.x - w, box.y - h, box.x + w, box.y + h))
+        if sides:
+            left, top = min(s[0] for s in sides) - _FRAME, min(s[1] for s in sides) - _TITLE
+            right, bottom = max(s[2] for s in sides) + _FRAME, max(s[3] for s in sides) + _FRAME
+            found[cluster.id] = (left, top, max(right, left + 5.6 * len(cluster.title) + 20), bottom)
+    return [(c, found[c.id]) for c in picture.clusters if c.id in found]
 
 
 def _curve(points: list[Point]) -> str:
