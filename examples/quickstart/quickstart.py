@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -127,6 +128,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, help="of the first weights and the order of the images")
     parser.add_argument("--resume", metavar="RUN", help="a run's folder, to go on with it")
     given = {name: value for name, value in vars(parser.parse_args()).items() if value is not None}
+    if "resume" in given:  # as seen from where `./fdl quickstart` was typed
+        given["resume"] = os.path.join(os.environ.get("FDL_CWD", ""), given["resume"])
     try:
         train(TASKS[given.pop("data")], given)
     except fl.FlodlError as error:

@@ -194,3 +194,58 @@ def test_a_script_that_fails_leaves_a_failed_run(tmp_path: Path) -> None:
     assert run.info is not None
     assert run.info.state == "failed"
     assert "mine" in str(run.info.error)
+
+
+def test_models_and_factories() -> None:
+    flow = fl.flow(nn.Linear(4, 3))
+    with pytest.raises(fl.TrainingError, match=r"the model is FlowBuilder, not a module: call .build\(\) on the flow"):
+        fl.Trainer.setup(flow, lambda p: SGD(p, 0.1), data())  # type: ignore[arg-type]
+    builder = fl.Trainer.builder(flow.build(), lambda p: SGD(p, 0.1), lambda m, b: m(b[0]).sum())
+    with pytest.raises(fl.ConfigError, match="takes a function that makes the model, not Graph"):
+        builder.dataset(data()).num_epochs(1).run()
+    with pytest.raises(fl.TrainingError, match="LBFGS evaluates the loss itself"):
+        fl.Trainer.setup(nn.Linear(4, 3), lambda p: torch.optim.LBFGS(p), data())
+
+
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [
+        (lambda loss: None, "the loss is NoneType, not a tensor: does the train_fn return it?"),
+        (lambda loss: (loss, 0.5), "not (Tensor, float)"),
+        (lambda loss: (loss, {"loss": loss}), "the loss is recorded as 'loss'"),
+        (lambda loss: (loss, {"acc": "high"}), "metric 'acc' is no number"),
+    ],
+)
+def test_what_a_train_fn_returns(result: Any, message: str) -> None:
+    builder = fl.Trainer.builder(
+        lambda: nn.Linear(4, 3), lambda p: SGD(p, 0.1), lambda m, b: result(F.cross_entropy(m(b[0]), b[1]))
+    )
+    handle = builder.dataset(data()).num_epochs(1).settings(**QUIET).run()
+    with pytest.raises(fl.TrainingError, match=re.escape(message)):
+        handle.join()
+
+
+def test_steps_without_backward_and_epochs_that_are_no_number() -> None:
+    with setup() as trainer:
+        with pytest.raises(fl.TrainingError, match="no parameter has a gradient"):
+            trainer.step()
+        for number in (-1, 2.5, "3"):
+            with pytest.raises(fl.ConfigError, match="needs a number of at least 0"):
+                next(iter(trainer.epochs(number)))  # type: ignore[arg-type]
+        with pytest.raises(fl.DataError, match="batch size"):
+            trainer.evaluate(data(), lambda m, b: {}, batch_size=0)
+
+
+def test_a_builder_that_is_never_joined_tells_its_error(tmp_path: Path) -> None:
+    script = tmp_path / "alone.py"
+    script.write_text(
+        "import flodl as fl, torch\n"
+        "fl.Trainer.builder(lambda: torch.nn.Linear(4, 3), lambda p: torch.optim.SGD(p, 0.1), lambda m, b: 1 / 0)"
+        ".dataset((torch.rand(8, 4),)).num_epochs(1).settings(quiet=True).run()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert "join() was never called" in done.stderr
+    assert "ZeroDivisionError" in done.stderr
+    assert "ignored" not in done.stderr

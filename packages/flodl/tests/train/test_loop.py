@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -249,3 +250,56 @@ def test_the_optimizer_may_be_a_factory_and_hooks_are_gone_after_close() -> None
     trainer.optimizer.step()
     assert trainer.global_step == 0
     assert not trainer.optimizer._optimizer_step_post_hooks
+
+
+def test_means_of_a_loader_of_ones_own_are_weighted_by_samples_too() -> None:
+    model = nn.Linear(1, 1)
+    x = torch.arange(5.0)[:, None]
+    with fl.Trainer.setup(model, torch.optim.SGD(model.parameters(), 0.0), **QUIET) as trainer:
+        for _ in trainer.epochs(1):
+            for (part,) in DataLoader(torch.utils.data.TensorDataset(x), batch_size=2):
+                trainer.step(trainer.model(part).square().mean(), mean_x=part.mean())
+    assert trainer.history[0]["mean_x"] == pytest.approx(2.0)
+
+
+def test_a_module_in_evaluation_mode_stays_in_it() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4).eval())
+    with fl.Trainer.setup(model, lambda p: Adam(p), **QUIET):
+        assert (model.training, model[1].training) == (True, False)
+    with fl.Trainer.setup(model.eval(), lambda p: Adam(p), **QUIET):
+        assert model.training
+
+
+def test_a_second_trainer_takes_the_optimizer_over() -> None:
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    first = fl.Trainer.setup(model, optimizer, **QUIET)
+    second = fl.Trainer.setup(model, optimizer, **QUIET)
+    model(torch.ones(1, 1)).sum().backward()
+    optimizer.step()
+    assert (first.global_step, second.global_step) == (0, 1)
+    first.close()
+    second.close()
+
+
+def test_leaving_the_loop_saves_and_the_run_counts_as_stopped() -> None:
+    with setup(record=True) as trainer:
+        for _ in trainer.epochs(3):
+            for x, y in trainer.batches():
+                trainer.step(F.cross_entropy(trainer.model(x), y))
+            break
+    assert trainer.run.folder is not None
+    assert fl.checkpoint.load(trainer.run.folder / "checkpoint.pt").extra["step"] == 23
+    with fl.monitor.RunView(trainer.run.folder) as view:
+        assert view.info().state == "stopped"
+
+
+def test_a_lost_record_does_not_end_the_training(capsys: pytest.CaptureFixture[str]) -> None:
+    with setup(record=True, checkpoint=False) as trainer:
+        for epoch in trainer.epochs(2):
+            for x, y in trainer.batches():
+                trainer.step(F.cross_entropy(trainer.model(x), y))
+            if epoch == 0:
+                shutil.rmtree("runs")
+    assert trainer.position.epoch == 2
+    assert "warning: the record of this run is not complete" in capsys.readouterr().err

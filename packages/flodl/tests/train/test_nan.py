@@ -67,3 +67,38 @@ def test_stop_ends_before_the_update_and_saves_the_good_weights() -> None:
     weight: Tensor = saved.model["weight"]
     assert torch.isfinite(weight).all()
     assert saved.position == {"epoch": 0, "sample": 2}
+
+
+def lossless(policy: str, form: str) -> fl.Trainer:
+    """As `run`, in a loop that does not tell the trainer its loss."""
+    torch.manual_seed(0)
+    model = nn.Linear(1, 1)
+    x = torch.tensor([[1.0], [2.0], [torch.nan], [4.0]])
+    trainer = fl.Trainer.setup(
+        model, SGD(model.parameters(), 0.01), (x,), batch_size=1, shuffle=False, nan_policy=policy
+    )
+    with trainer:
+        for _ in trainer.epochs(1):
+            for (x,) in trainer.batches():
+                trainer.model(x).square().mean().backward()
+                if form == "step()":
+                    trainer.step()
+                else:
+                    trainer.optimizer.step()
+                    trainer.optimizer.zero_grad()
+    return trainer
+
+
+@pytest.mark.parametrize("form", ["step()", "optimizer.step()"])
+def test_without_the_loss_the_gradients_are_looked_at(form: str, capsys: pytest.CaptureFixture[str]) -> None:
+    trainer = lossless("skip", form)
+    out, err = capsys.readouterr()
+    assert torch.equal(trainer.model.weight, run("skip", quiet=True).model.weight)
+    assert "nan=1" in out
+    assert "a loss is NaN or infinite at step 3" in err
+    assert trainer.global_step == 4
+    with pytest.raises(fl.TrainingError, match="a gradient is NaN or infinite at epoch 1, step 3"):
+        lossless("stop", form)
+    capsys.readouterr()
+    trainer = lossless("warn", form)
+    assert "weights are NaN or infinite at step 4" in capsys.readouterr().err

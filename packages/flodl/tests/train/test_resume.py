@@ -94,7 +94,7 @@ def test_history_after_the_resumed_point_is_cut() -> None:
 def test_a_finished_run_resumed_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     first = setup()
     train(first, 1)
-    second = setup(resume=str(first.run.folder))
+    second = setup(resume=str(first.run.folder), quiet=False)
     train(second, 1)
     assert second.global_step == first.global_step
     assert "nothing to train: 1 epochs are done already" in capsys.readouterr().err
@@ -188,10 +188,42 @@ def test_handlers_are_the_same_afterwards() -> None:
     assert [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)] == before
 
 
-def test_the_environment_resumes_any_script(monkeypatch: pytest.MonkeyPatch) -> None:
-    first = setup()
-    train(first, 2, stop_at=5)
-    monkeypatch.setenv("FLODL_RESUME", str(first.run.folder))
-    second = setup()
-    assert second.global_step == 5
-    second.close()
+def test_of_two_trainers_in_a_program_only_its_own_resumes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    first, second = setup(), setup()
+    train(first, 1)
+    train(second, 2, stop_at=5)
+    assert second.run.folder is not None
+    monkeypatch.setenv("FLODL_RESUME", str(second.run.folder))
+    count = iter([first.number, second.number])
+    monkeypatch.setattr("flodl.train.trainer._numbers", count)  # as in a new process
+    again = [setup(), setup()]
+    assert [t.global_step for t in again] == [0, 5]
+    for trainer in again:
+        trainer.close()
+
+
+def test_ctrl_c_in_an_evaluation_ends_it_and_the_resumed_run_evaluates_again(tmp_path: Path) -> None:
+    slow = SCRIPT.replace(
+        "        trainer.step(nn.functional.cross_entropy(trainer.model(x), y))\n",
+        "        trainer.step(nn.functional.cross_entropy(trainer.model(x), y))\n"
+        "    def slowly(m, b):\n"
+        "        import os, time\n"
+        "        if 'FLODL_RESUME' not in os.environ:\n"
+        "            print('evaluating', flush=True); time.sleep(0.5)\n"
+        "        return {'n': 1.0}\n"
+        "    trainer.evaluate(fl.data.Digits('test'), slowly, batch_size=4)\n",
+    )
+    (tmp_path / "train.py").write_text(slow)
+    command = [sys.executable, "train.py", "1"]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "evaluating\n"
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)  # all of the evaluation would take 45 s
+    assert process.returncode == 130, err
+    (line,) = re.findall(r"resume with: (.*)", err)
+    subprocess.run(["sh", "-c", line], cwd=tmp_path, check=True, capture_output=True, timeout=100)
+    (run,) = (tmp_path / "runs").iterdir()
+    with fl.monitor.RunView(run) as view:
+        assert view.info().state == "finished"
+        assert "test_n" in view.last()

@@ -74,6 +74,11 @@ class TrainerBuilder:
         """Start training in the background. Raises at once what is wrong with model, dataset or settings."""
         from flodl.train.trainer import Trainer
 
+        for what, factory in (("model", self._model_factory), ("optimizer", self._optimizer_factory)):
+            if isinstance(factory, (nn.Module, Optimizer)) or not callable(factory):
+                raise ConfigError(
+                    f"Trainer.builder takes a function that makes the {what}, not {type(factory).__name__}"
+                )
         training = self._config.training
         if self._dataset is None:
             raise ConfigError("nothing to train on: call .dataset(...) before .run()")

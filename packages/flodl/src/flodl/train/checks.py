@@ -9,18 +9,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.optim import Optimizer
+from torch.optim import LBFGS, Optimizer
 
+from flodl.data import Loader, Position, epoch_order
 from flodl.data.batch import leaves
 from flodl.errors import DataError, TrainingError
 
-__all__ = ["FirstForward", "check_loss", "check_optimizer", "explain_labels"]
+__all__ = ["OutputWatch", "check_gradients", "check_loss", "check_optimizer"]
 
 
 def check_loss(loss: Any, model: nn.Module) -> None:
     """Raise `TrainingError` for a loss that cannot be trained on: no tensor, not one number, without gradient."""
     if not isinstance(loss, Tensor):
-        raise TrainingError(f"the loss is {type(loss).__name__}, not a tensor: do not call item() or detach() on it")
+        remedy = "does the train_fn return it?" if loss is None else "do not call item() on it"
+        raise TrainingError(f"the loss is {type(loss).__name__}, not a tensor: {remedy}")
     if loss.dim() != 0:
         raise TrainingError(
             f"the loss has shape {tuple(loss.shape)}, not (): reduce it to one number, such as loss.mean()"
@@ -31,12 +33,14 @@ def check_loss(loss: Any, model: nn.Module) -> None:
         elif not any(p.requires_grad for p in model.parameters()):
             why = "every parameter of the model is frozen"
         else:
-            why = "it does not depend on the model (detach, item, argmax or numpy on the way?)"
+            why = "it does not depend on the model (detach, no_grad, item, argmax or numpy on the way?)"
         raise TrainingError(f"the loss has no gradient: {why}")
 
 
 def check_optimizer(optimizer: Optimizer, model: nn.Module) -> None:
     """Raise `TrainingError` for an optimizer of another model or with a learning rate that is no number."""
+    if type(optimizer) is LBFGS:
+        raise TrainingError("LBFGS evaluates the loss itself, several times a step: it cannot be trained with here")
     own = {id(p) for p in model.parameters()}
     held = [p for group in optimizer.param_groups for p in group["params"]]
     if own and not any(id(p) in own for p in held):
@@ -46,6 +50,12 @@ def check_optimizer(optimizer: Optimizer, model: nn.Module) -> None:
     for number, group in enumerate(optimizer.param_groups):
         if not math.isfinite(group.get("lr", 0.0)):
             raise TrainingError(f"the learning rate of parameter group {number} is {float(group['lr'])}")
+
+
+def check_gradients(model: nn.Module) -> None:
+    """Raise `TrainingError` when a step is taken without a loss and nobody has called backward."""
+    if not any(p.grad is not None for p in model.parameters()):
+        raise TrainingError("no parameter has a gradient: call step(loss), or loss.backward() before step()")
 
 
 class FirstForward:
@@ -82,13 +92,37 @@ class FirstForward:
             raise DataError(f"{self._why}, which '{name}' ({type(module).__name__}) cannot normalise: {self._remedy}")
 
 
-def explain_labels(batch: Any, items: Tensor, outputs: int | None) -> str | None:
-    """Which label of `batch` is outside the model's `outputs` classes, and where; None if none is.
+class OutputWatch:
+    """Knows how many outputs the model has since its first forward, and so which labels cannot be."""
 
-    `items: (batch,)`: the places of the batch's samples in the dataset.
-    """
-    if outputs is None:
-        return None
+    def __init__(self, model: nn.Module, loader: Loader) -> None:
+        self._model, self._loader = model, loader
+        self._first: FirstForward | None = None
+        self._outputs: int | None = None
+
+    def start(self) -> None:
+        """Watch the forward that comes, if it is the first one."""
+        if self._outputs is None:
+            self._first = FirstForward(self._model, self._loader.samples, self._loader.batch_size)
+
+    def stop(self) -> None:
+        """A forward is done, or will not come."""
+        if self._first:
+            self._first.close()
+            self._outputs, self._first = self._first.outputs or 0, None
+
+    def explain(self, batch: Any, position: Position, samples: int) -> str | None:
+        """Which label of the batch of `samples` at `position` is outside the model's outputs, and where; None if none is."""
+        outputs = self._first.outputs if self._first else self._outputs
+        if not outputs:
+            return None
+        loader, at = self._loader, position.sample
+        order = epoch_order(len(loader.dataset), loader.seed, position.epoch, loader.shuffle)
+        return _misfit(batch, order[at : at + samples], outputs)
+
+
+def _misfit(batch: Any, items: Tensor, outputs: int) -> str | None:
+    """`items: (batch,)`: the places of the batch's samples in the dataset."""
     for place, leaf in leaves(batch):
         # labels of another device cannot be read after its loss failed
         if (

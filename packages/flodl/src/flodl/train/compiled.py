@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from flodl.data.batch import leaves
+from flodl.errors import TrainingError
 from flodl.graph.state import StateCell
 from flodl.train.functional import group_updates, learning_rates, supported
 
@@ -139,14 +140,24 @@ def _compiling() -> Iterator[None]:
     import torch._dynamo.config
     import torch._inductor.config
 
-    # one compile thread: a pool of compiling processes would outlive the training
-    with torch._dynamo.config.patch(trace_autograd_ops=True), torch._inductor.config.patch(compile_threads=1):
+    with (
+        torch._dynamo.config.patch(trace_autograd_ops=True, allow_rnn=True),
+        torch._inductor.config.patch(compile_threads=1),  # a pool of compiling processes would outlive the training
+    ):
         yield
 
 
 def split_result(result: Any) -> Result:
-    """What a train_fn returns, a loss or (loss, metrics), as a pair."""
-    return result if isinstance(result, tuple) else (result, {})
+    """What a train_fn returns, a loss or (loss, metrics), as a pair. Raises `TrainingError` for anything else."""
+    if not isinstance(result, tuple):
+        return result, {}
+    if len(result) != 2 or not isinstance(result[1], dict) or "loss" in result[1]:
+        kinds = ", ".join(type(part).__name__ for part in result)
+        raise TrainingError(
+            f"a train_fn returns the loss, or (loss, metrics) with a dict of metrics (the loss is recorded as 'loss'), "
+            f"not ({kinds})"
+        )
+    return result
 
 
 def _first_line(error: Exception) -> str:

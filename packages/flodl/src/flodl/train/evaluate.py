@@ -21,10 +21,12 @@ def evaluate(
     metrics: Callable[[nn.Module, Any], Mapping[str, Any]],
     device: torch.device,
     batch_size: int,
+    after_batch: Callable[[], None],
 ) -> dict[str, float]:
     """Sample-weighted means of `metrics(model, batch)` over `dataset`, without gradients.
 
-    Every module is put back into the mode (training or not) that it was in, also after an error.
+    `after_batch` is called between batches and may raise, to end it. Every module is put back into the mode (training or
+    not) that it was in, also after an error.
     """
     loader = Loader(dataset, batch_size, shuffle=False, device=device)
     modes = [(module, module.training) for module in model.modules()]
@@ -40,6 +42,7 @@ def evaluate(
                     )
                 for name, value in result.items():
                     meter.add(0, samples, name, value)
+                after_batch()
         meter.drain()
     finally:
         for module, training in modes:

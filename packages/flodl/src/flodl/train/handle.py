@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
+import sys
 import threading
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,9 +48,8 @@ class TrainHandle:
     def __init__(self, trainer: Trainer, train: Callable[[], None]) -> None:
         self._trainer = trainer
         self._error: BaseException | None = None
-        self._watch = trainer.interruption.watch()
-        self._watch.__enter__()
-        self._watching = True
+        trainer.interruption.install()
+        atexit.register(self._tell)
         self._thread = threading.Thread(target=self._run, args=(train,), name="flodl training")
         self._thread.start()
 
@@ -87,9 +89,9 @@ class TrainHandle:
             self._thread.join()
             raise
         finally:
-            if self._watching and not self._thread.is_alive():
-                self._watching = False
-                self._watch.__exit__(None, None, None)
+            if not self._thread.is_alive():
+                self._trainer.interruption.restore()
+        atexit.unregister(self._tell)
         if self._error is not None:
             raise self._error
         trainer = self._trainer
@@ -107,3 +109,11 @@ class TrainHandle:
                 train()
         except BaseException as error:  # join() raises it in the caller's thread
             self._error = error
+        finally:
+            self._trainer.interruption.over = True
+
+    def _tell(self) -> None:
+        """At the program's end: an error that no join() raised is not lost."""
+        if isinstance(self._error, Exception):
+            print("flodl: training failed, and join() was never called:", file=sys.stderr)
+            traceback.print_exception(self._error)

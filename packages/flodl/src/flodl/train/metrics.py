@@ -40,6 +40,11 @@ class Meter:
             if value.numel() != 1:
                 raise TrainingError(f"metric {name!r} has shape {tuple(value.shape)}: record one number")
             value = value.detach()
+        elif value.__class__ is not float:
+            try:
+                value = float(value)
+            except (TypeError, ValueError, OverflowError) as error:
+                raise TrainingError(f"metric {name!r} is no number: {error}") from None
         self._pending.append((step, samples, name, value))
 
     def drain(self) -> list[tuple[int, str, float]]:

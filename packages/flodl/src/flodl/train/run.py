@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Mapping
@@ -10,6 +11,7 @@ from typing import Literal
 
 from torch import nn
 
+from flodl.errors import StoreError
 from flodl.monitor import Recorder, Terminal
 from flodl.train.config import RunConfig
 
@@ -30,6 +32,7 @@ class Run:
         step: int = 0,
     ) -> None:
         output = config.output
+        self._quiet = output.quiet
         self.terminal = Terminal(total_epochs, quiet=output.quiet)
         self.recorder: Recorder | None = None
         self.folder: Path | None = None
@@ -62,6 +65,11 @@ class Run:
         if self.recorder:
             self.recorder.epoch(number, metrics, seconds=seconds, step=step)
 
+    def say(self, text: str) -> None:
+        """A line that is no warning."""
+        if not self._quiet:
+            self.terminal.note(text)
+
     def warn(self, text: str, step: int) -> None:
         """A line on the terminal and an event in the store."""
         self.terminal.note(f"warning: {text}")
@@ -75,11 +83,16 @@ class Run:
         return str(folder.relative_to(here) if folder and folder.is_relative_to(here) else folder)
 
     def how_to_resume(self) -> str:
-        """The command that goes on from this run's checkpoint."""
-        return f"FLODL_RESUME={shlex.quote(self.place)} {shlex.join(sys.orig_argv)}"
+        """The command that goes on from this run's checkpoint, as the user would type it where they are."""
+        typed = os.environ.get("FDL_COMMAND")
+        place = str(self.folder) if typed else self.place  # a task of fdl may run in another folder
+        return f"FLODL_RESUME={shlex.quote(place)} {typed or shlex.join(sys.orig_argv)}"
 
     def finish(self, state: Literal["finished", "stopped", "failed"], error: str | None = None) -> None:
         """End the run: everything committed, no thread left."""
         self.terminal.close()
         if self.recorder:
-            self.recorder.finish(state, error)
+            try:
+                self.recorder.finish(state, error)
+            except StoreError as problem:  # of the record only: what was trained is not lost for it
+                self.terminal.note(f"warning: the record of this run is not complete: {problem}")

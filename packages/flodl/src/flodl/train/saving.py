@@ -16,7 +16,7 @@ from flodl.train.metrics import Meter
 if TYPE_CHECKING:
     from flodl.train.trainer import Trainer
 
-__all__ = ["CHECKPOINT", "read_checkpoint", "write_checkpoint"]
+__all__ = ["CHECKPOINT", "read_checkpoint", "write_checkpoint", "written_by"]
 
 CHECKPOINT = "checkpoint.pt"  # in the run's folder
 
@@ -25,6 +25,7 @@ def write_checkpoint(path: str | os.PathLike[str], trainer: Trainer, loader: Loa
     """Write model, optimizer, position, random states and the epoch's sums so far."""
     extra = {
         "step": trainer.global_step,
+        "trainer": trainer.number,
         **_data(trainer, loader),
         "rng": checkpoint.rng_state(),
         "meter": meter.state(),
@@ -33,12 +34,18 @@ def write_checkpoint(path: str | os.PathLike[str], trainer: Trainer, loader: Loa
     return checkpoint.save(path, model=trainer.model, optimizer=trainer.optimizer, position=position, extra=extra)
 
 
+def written_by(path: Path) -> int:
+    """Which trainer of its program, counted from 0, wrote the checkpoint at `path`."""
+    return int(checkpoint.load(_file(path)).extra["trainer"])
+
+
 def read_checkpoint(path: Path, trainer: Trainer, loader: Loader | None, meter: Meter) -> Path | None:
     """Put the checkpoint at `path`, a file or a run's folder, into the trainer. Returns the run's folder if it is one.
 
     Raises `CheckpointError` when it does not fit, `ConfigError` when the data would come in another order.
     """
-    folder, file = (path, path / CHECKPOINT) if path.is_dir() else (path.parent, path)
+    file = _file(path)
+    folder = file.parent
     found = checkpoint.load(file)
     for what, now in _data(trainer, loader).items():
         was = found.extra.get(what)
@@ -52,6 +59,10 @@ def read_checkpoint(path: Path, trainer: Trainer, loader: Loader | None, meter: 
     meter.load(loaded.extra["meter"])
     checkpoint.set_rng_state(loaded.extra["rng"])
     return folder if (folder / FILE_NAME).exists() else None
+
+
+def _file(path: Path) -> Path:
+    return path / CHECKPOINT if path.is_dir() else path
 
 
 def _data(trainer: Trainer, loader: Loader | None) -> dict[str, object]:

@@ -2,40 +2,55 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 __all__ = ["Interruption"]
 
 
 class Interruption:
-    """`signal` is 0 until SIGINT or SIGTERM arrives (or `request` is called); training looks at it between steps."""
+    """`signal` is 0 until SIGINT or SIGTERM arrives; training looks at it between steps.
+
+    `over`: training has ended, the signals mean again what they meant before.
+    """
 
     def __init__(self) -> None:
         self.signal = 0
+        self.over = False
+        self._before: dict[int, Any] = {}
 
-    def request(self, number: int = signal.SIGINT) -> None:
-        """Ask for the end of the training as the signal would."""
-        self.signal = number
+    def install(self) -> None:
+        """Handle the signals from now on. Does nothing outside the main thread, where Python cannot."""
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._handle) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def restore(self) -> None:
+        """Put the handlers of before back."""
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in self._before.items():
+                signal.signal(number, handler)
+            self._before = {}
 
     @contextmanager
     def watch(self) -> Iterator[None]:
-        """Handle the signals in here; the handlers of before are back afterwards. Does nothing outside the main thread."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = {number: signal.signal(number, self._handle) for number in (signal.SIGINT, signal.SIGTERM)}
+        """Handle the signals in here."""
+        self.install()
         try:
             yield
         finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+            self.restore()
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
+        if self.over:
+            self.restore()
+            os.kill(os.getpid(), number)
+            return
         if self.signal:
             raise KeyboardInterrupt
         self.signal = number

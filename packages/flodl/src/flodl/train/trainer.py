@@ -3,35 +3,43 @@
 from __future__ import annotations
 
 import atexit
+import itertools
 import math
 import os
 import signal
 import sys
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from flodl.data import Loader, Position, epoch_order
+from flodl.data import Loader, Position
 from flodl.errors import ConfigError, DataError, TrainingError
+from flodl.graph.builder import FlowBuilder
 from flodl.graph.state import StateCell
 from flodl.train.builder import TrainerBuilder
-from flodl.train.checks import FirstForward, check_loss, check_optimizer, explain_labels
+from flodl.train.checks import OutputWatch, check_gradients, check_loss, check_optimizer
 from flodl.train.compiled import TrainFn, WholeStep, split_result
 from flodl.train.config import RunConfig
 from flodl.train.device import choose_device, summary
 from flodl.train.evaluate import evaluate
 from flodl.train.metrics import Meter
+from flodl.train.nonfinite import NonFinite
 from flodl.train.run import Run
-from flodl.train.saving import CHECKPOINT, read_checkpoint, write_checkpoint
+from flodl.train.saving import CHECKPOINT, read_checkpoint, write_checkpoint, written_by
 from flodl.train.signals import Interruption
 
 __all__ = ["Trainer"]
 
+_numbers = itertools.count()
+_trainer_of: weakref.WeakKeyDictionary[Optimizer, Callable[[], Trainer | None]] = weakref.WeakKeyDictionary()
+
+_SAVE_SECONDS = 30.0  # at the least, between the checkpoints that epochs write
 _DRAIN_SECONDS = 0.2  # how often metrics are read from the device and handed to the recorder
 
 Metrics = Callable[[nn.Module, Any], Mapping[str, Any]]
@@ -61,7 +69,9 @@ class Trainer:
         training = config.training
         self.config = config
         self.device = choose_device(training.device, model)
-        self.model = model.to(self.device).train()
+        self.model = model.to(self.device)
+        if not model.training:  # else a BatchNorm that was put into evaluation mode on purpose stays in it
+            model.train()
         check_optimizer(optimizer, model)
         self.optimizer = optimizer
         self.global_step = 0
@@ -89,17 +99,30 @@ class Trainer:
         self._total_epochs: int | None = None
         self._samples = 1  # of the batch under way, the weight of its metrics
         self._untrained = 0  # the same until its step is taken
-        self._outputs: int | None = None  # of the model's first forward; 0 when they cannot be told
-        self._first: FirstForward | None = None  # on watch for it
+        self._labels = OutputWatch(model, self._loader) if self._loader else None
+        self._nonfinite = NonFinite(training.nan_policy, model)
         self._whole: WholeStep | None = None
         self._warned_eager = False
         self.stopping = False
-        self._warned_not_finite = False
         self._drain_at = 0.0
         self._stepping = False
-        self._hook = optimizer.register_step_post_hook(self._after_optimizer_step)
-        resume = training.resume or os.environ.get("FLODL_RESUME")
-        if resume:
+        self._left_early = False  # out of epochs()
+        self._over = False  # saved and ended, by a signal or by policy
+        self._saved_at = time.monotonic()
+        self.number = next(_numbers)
+        """Which trainer of this program it is, from 0."""
+        if (other := _trainer_of.get(optimizer, lambda: None)()) is not None:
+            other._unhook()
+        _trainer_of[optimizer] = weakref.ref(self)
+        self._hooks = [
+            optimizer.register_step_pre_hook(self._before_optimizer_step),
+            optimizer.register_step_post_hook(self._after_optimizer_step),
+        ]
+        if self._loader is None:
+            self._hooks.append(model.register_forward_pre_hook(self._see_batch))
+        if training.resume:
+            self.resume(training.resume)
+        elif (resume := os.environ.get("FLODL_RESUME")) and written_by(Path(resume)) == self.number:
             self.resume(resume)
 
     # -- making one
@@ -124,6 +147,9 @@ class Trainer:
         `TrainingError` for what cannot be trained.
         """
         config = (config or RunConfig()).with_settings(settings, "argument of Trainer.setup")
+        if not isinstance(model, nn.Module):
+            hint = ": call .build() on the flow" if isinstance(model, FlowBuilder) else ""
+            raise TrainingError(f"the model is {type(model).__name__}, not a module{hint}")
         if not isinstance(optimizer, Optimizer):
             optimizer = optimizer(model.parameters())
         return cls(model, optimizer, dataset, config)
@@ -146,35 +172,44 @@ class Trainer:
     def epochs(self, number: int | None = None) -> Iterator[int]:
         """Epoch numbers from where training stands to `number` (the configuration's `epochs` without it).
 
-        After each epoch one line is printed and recorded. The end writes `checkpoint.pt` into the run's folder; Ctrl-C
-        and SIGTERM write it too, after the step under way, say how to resume and exit with 130 or 143.
+        After each epoch one line is printed and recorded. The end writes `checkpoint.pt` into the run's folder, an epoch
+        does when the last one is half a minute old, and so do leaving the loop or failing in it. Ctrl-C and SIGTERM save
+        after the step under way, say how to resume and exit with 130 or 143.
         """
         number = self.config.training.epochs if number is None else number
-        if number is None:
-            raise ConfigError("epochs() needs a number: give one, or set training.epochs")
+        if not isinstance(number, int) or number < 0:
+            raise ConfigError(
+                f"epochs() needs a number of at least 0, not {number!r}: give one, or set training.epochs"
+            )
         self._total_epochs = number
-        self.stopping = False
-        run = self.run
-        if self.position.epoch >= number:
-            done = f"{self.position.epoch} epochs are done already"
-            run.terminal.note(f"nothing to train: {done}; ask for more than that to go on")
-            run.finish("finished")
-            return
+        self.stopping = self._left_early = False
         with self.interruption.watch():
-            while self.position.epoch < number and not self.stopping:
-                started = time.perf_counter()
-                yield self.position.epoch
-                if self.stopping and self._loader and self.position.sample < self._loader.samples:
-                    break  # in the middle: the epoch goes on when the run is resumed
-                self._end_epoch(time.perf_counter() - started)
-            self._end("stopped" if self.stopping else "finished")
+            if self.position.epoch >= number:
+                self.run.say(f"nothing to train: {self.position.epoch} epochs are done already; ask for more to go on")
+                self.run.finish("finished")
+                return
+            assert self.run  # opened before the first step: a run that fails there is known
+            try:
+                while self.position.epoch < number and not self.stopping:
+                    started = time.perf_counter()
+                    yield self.position.epoch
+                    if self.stopping and self._loader and self.position.sample < self._loader.samples:
+                        break  # in the middle: the epoch goes on when the run is resumed
+                    self._end_epoch(time.perf_counter() - started)
+                    self._check_interruption()
+            except GeneratorExit:  # the loop's body left or failed; what was trained is kept
+                self._left_early = True
+                if not self._over:
+                    self._save_if_wanted()
+                raise
+            self._save_if_wanted()
+            self.run.finish("stopped" if self.stopping else "finished")
 
     def batches(self) -> Iterator[Any]:
         """The batches of the current epoch that were not trained yet, on the device."""
-        if self._loader is None:
+        if self._loader is None or self._labels is None:
             raise TrainingError("Trainer.setup got no dataset: give it one, or iterate a loader of your own")
-        if self._outputs is None:
-            self._first = FirstForward(self.model, self._loader.samples, self._loader.batch_size)
+        self._labels.start()
         try:
             for batch, samples in self._loader.counted(self.position.epoch, self.position.sample):
                 self._samples = self._untrained = samples
@@ -185,12 +220,12 @@ class Trainer:
                         print(f"flodl: {why}", file=sys.stderr, flush=True)
                     raise
                 self._count_samples()  # of a batch that the loop took no step for
-                self._seen_first()
+                self._labels.stop()
                 if self.stopping:
                     return
         finally:
             self._samples = 1
-            self._seen_first()
+            self._labels.stop()
 
     def step(self, loss: Tensor | None = None, **metrics: Any) -> None:
         """One update: backward of `loss` (unless you called it), optimizer, `zero_grad`.
@@ -202,10 +237,14 @@ class Trainer:
             if not isinstance(loss, Tensor) or loss.dim() or not loss.requires_grad:
                 check_loss(loss, self.model)
             metrics = {"loss": loss, **metrics}
-            if self.config.training.nan_policy != "warn" and not math.isfinite(loss.item()):
-                self._refuse(loss.item(), metrics)
+            if refusal := self._nonfinite.refusal(loss):
+                self._refuse(refusal)
+                self._advance(metrics)
                 return
             self._backward(loss)
+        else:
+            check_gradients(self.model)
+            self._refuse_bad_gradients()
         self._stepping = True
         try:
             self.optimizer.step()
@@ -233,9 +272,12 @@ class Trainer:
         try:
             loss, metrics = split_result(train_fn(self.model, batch))
         except (IndexError, RuntimeError) as error:
-            if why := self.explain(batch):
+            why = self.explain(batch)
+            self._untrained = 0  # said here, not again when the loop ends
+            if why:
                 raise DataError(why) from error
             raise
+        check_loss(loss, self.model)
         self.step(loss, **metrics)
 
     def step_report(self) -> str:
@@ -260,7 +302,8 @@ class Trainer:
         inside an epoch it is also in that epoch's line.
         """
         self._drain()
-        result = evaluate(self.model, dataset, metrics, self.device, batch_size or self.config.training.batch_size)
+        size = self.config.training.batch_size if batch_size is None else batch_size
+        result = evaluate(self.model, dataset, metrics, self.device, size, self._check_interruption)
         named = {f"{name}_{key}": value for key, value in result.items()}
         self._evaluations.update(named)
         self.run.points([(self.global_step, key, value) for key, value in named.items()], self.position.epoch)
@@ -279,6 +322,7 @@ class Trainer:
                 raise ConfigError("output.record is off, so the run has no folder: give save() a path")
             path = self.run.folder / CHECKPOINT
         self._drain()  # the epoch's sums so far are part of what is saved
+        self._saved_at = time.monotonic()
         started = time.time()
         written = write_checkpoint(path, self, self._loader, self._meter)
         if self._run and self._run.recorder:
@@ -309,23 +353,19 @@ class Trainer:
                 step=self._resumed_at,
             )
             atexit.register(self._at_exit)
-            if not self.config.output.quiet:
-                self._run.terminal.note(
-                    summary(
-                        self, self._loader, self._run.place if self._run.folder else None, self._resumed is not None
-                    )
-                )
+            place = self._run.place if self._run.folder else None
+            self._run.say(summary(self, self._loader, place, self._resumed is not None))
         return self._run
 
     def close(self) -> None:
-        """Unhook the optimizer and end the run. A run that `epochs()` did not end counts as finished."""
-        self._hook.remove()
+        """Unhook the optimizer and end the run: "stopped" if `epochs()` was left early, else "finished"."""
+        self._unhook()
         if self._whole:
             self._whole.close()
         atexit.unregister(self._at_exit)
         if self._run or self._meter.pending:
             self._drain()
-            self.run.finish("finished")
+            self.run.finish("stopped" if self._left_early else "finished")
 
     def __enter__(self) -> Trainer:
         return self
@@ -339,22 +379,12 @@ class Trainer:
 
     def explain(self, batch: Any) -> str | None:
         """What is wrong with the labels of a batch that the loss failed on, if that is what it was."""
-        outputs = self._first.outputs if self._first else self._outputs
-        if self._loader is None or not outputs:
-            return None
-        training, at = self.config.training, self.position.sample
-        order = epoch_order(len(self._loader.dataset), training.seed, self.position.epoch, training.shuffle)
-        return explain_labels(batch, order[at : at + self._samples], outputs)
+        return self._labels.explain(batch, self.position, self._samples) if self._labels else None
 
     def _at_exit(self) -> None:
         """A plain loop does not say when it is done: the program's end without an error does."""
         if self._total_epochs is None and getattr(sys, "last_value", None) is None:
             self.close()
-
-    def _seen_first(self) -> None:
-        if self._first:
-            self._first.close()
-            self._outputs, self._first = self._first.outputs or 0, None
 
     def _backward(self, loss: Tensor) -> None:
         try:
@@ -365,6 +395,19 @@ class Trainer:
                     "the gradient of this loss was computed already: either step(loss), or loss.backward() and step()"
                 ) from error
             raise
+
+    def _unhook(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    def _see_batch(self, _model: nn.Module, args: tuple[Any, ...]) -> None:
+        """With a loader of the user's own: the model's input tells how many samples a batch has."""
+        if self.model.training and args and isinstance(args[0], Tensor) and args[0].dim():
+            self._samples = args[0].shape[0]
+
+    def _before_optimizer_step(self, _optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        if not self._stepping:
+            self._refuse_bad_gradients()
 
     def _after_optimizer_step(self, _optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         if not self._stepping:
@@ -388,28 +431,32 @@ class Trainer:
             self.position = Position(epoch=self.position.epoch, sample=self.position.sample + self._untrained)
             self._untrained = 0
 
-    def _refuse(self, value: float, metrics: Mapping[str, Any]) -> None:
-        """A loss that is not finite, under the policies "skip" and "stop"."""
-        where = f"epoch {self.position.epoch + 1}, step {self.global_step + 1}"
+    def _refuse_bad_gradients(self) -> None:
+        if refusal := self._nonfinite.refusal(None):
+            self._meter.add(self.global_step + 1, self._samples, "loss", math.nan)  # to be counted
+            self._refuse(refusal)
+
+    def _refuse(self, what: str) -> None:
+        """Leave an update out: without gradients the optimizer changes nothing. Under "stop", end the run."""
         self.optimizer.zero_grad()
         if self.config.training.nan_policy == "skip":
-            self._advance(metrics)
             return
         self._drain()
         saved = f"; the weights before it are in {self.save()}" if self._may_save() else ""
-        message = f"the loss is {value} at {where} (nan_policy is stop){saved}"
+        where = f"epoch {self.position.epoch + 1}, step {self.global_step + 1}"
+        message = f"{what} at {where} (nan_policy is stop){saved}"
+        self._over = True
         self.run.finish("failed", message)
         raise TrainingError(message)
 
-    def _drain(self, loss: Any = None) -> None:
+    def _drain(self, loss: Any = None, *, at_once: bool = False) -> None:
         """Read the metrics since the last time, hand them on, act on requests from outside."""
         self._drain_at = time.perf_counter() + _DRAIN_SECONDS
         run = self.run
-        run.points(self._meter.drain(), self.position.epoch)
-        if self._meter.not_finite.get("loss") and not self._warned_not_finite:
-            self._warned_not_finite = True
-            policy = self.config.training.nan_policy
-            run.warn(f"a loss is NaN or infinite at step {self.global_step} (nan_policy is {policy})", self.global_step)
+        points = self._meter.drain()
+        run.points(points, self.position.epoch)
+        if news := self._nonfinite.news(points, self.global_step, at_once=at_once):
+            run.warn(news[1], news[0])
         if self._loader:
             done = -(-self.position.sample // self._loader.batch_size)
             run.terminal.step(self.position.epoch + 1, done, len(self._loader), loss)
@@ -420,7 +467,7 @@ class Trainer:
                 self.save()
 
     def _end_epoch(self, seconds: float) -> None:
-        self._drain()
+        self._drain(at_once=True)
         epoch = self.position.epoch
         means = {**self._meter.means(), **self._evaluations}
         self.run.epoch(epoch, means, seconds, self.global_step, self._meter.not_finite.get("loss", 0))
@@ -428,12 +475,17 @@ class Trainer:
         self._evaluations.clear()
         self.history.append(means)
         self.position = Position(epoch=epoch + 1)
+        if time.monotonic() - self._saved_at > _SAVE_SECONDS and self._may_save():
+            self.save()
 
-    def _end(self, state: Literal["finished", "stopped"]) -> None:
+    def _save_if_wanted(self) -> None:
         self._drain()
         if self._may_save():
             self.save()
-        self.run.finish(state)
+
+    def _check_interruption(self) -> None:
+        if self.interruption.signal:
+            self._interrupted()
 
     def _interrupted(self) -> None:
         self._drain()
@@ -446,6 +498,7 @@ class Trainer:
             )
         else:
             run.terminal.note(f"interrupted at epoch {self.position.epoch + 1}, step {self.global_step}; nothing saved")
+        self._over = True
         run.finish("stopped")
         if number == signal.SIGINT and (hasattr(sys, "ps1") or "ipykernel" in sys.modules):
             raise KeyboardInterrupt
