@@ -7,6 +7,7 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # with two, the same epoch took 1 to 64 s on a busy 2-core machine
 
 import gc
+import importlib.util
 import shutil
 import subprocess
 import tempfile
@@ -23,6 +24,12 @@ import torch
 
 torch.set_num_threads(1)
 
+# Torch shows progress with tqdm where that is installed, and tqdm then keeps a thread for the whole process.
+if importlib.util.find_spec("tqdm") is not None:
+    from tqdm import tqdm
+
+    tqdm.monitor_interval = 0  # its own switch against the thread
+
 # No test depends on how busy the machine is.
 hypothesis.settings.register_profile("flodl", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("flodl")
@@ -35,10 +42,6 @@ _QUIET_ENV = {
     "KMP_DUPLICATE_LIB_OK",
     "KMP_INIT_AT_FORK",
 }
-
-
-def _threads() -> set[threading.Thread]:
-    return {t for t in threading.enumerate() if t.name != "tqdm_monitor"}  # one for good, started by torch's compiler
 
 
 def _sockets() -> set[tuple[object, ...]]:
@@ -59,14 +62,21 @@ def _settled(before: set[object], now: object, seconds: float = 2.0) -> set[obje
     return set()
 
 
+@pytest.fixture(autouse=True, scope="session")
+def imported_modules_are_not_searched_for_garbage() -> None:
+    """A collection after each test walks through torch and transformers otherwise: half a second each time."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def leaves_nothing_behind() -> Iterator[None]:
-    threads, children, sockets = _threads(), _children(), _sockets()
+    threads, children, sockets = set(threading.enumerate()), _children(), _sockets()
     environ = dict(os.environ)
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
     yield
     gc.collect()
-    left = _settled(threads, _threads)
+    left = _settled(threads, threading.enumerate)
     assert not left, f"threads left behind: {left}"
     left = _settled(children, _children)
     assert not left, f"processes left behind: {left}"

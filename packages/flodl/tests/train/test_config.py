@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -44,3 +45,10 @@ def test_errors_name_the_place(tmp_path: Path) -> None:
     (tmp_path / "broken.json").write_text("{")
     with pytest.raises(fl.ConfigError, match=r"cannot read the run configuration .*broken.json"):
         fl.RunConfig.load(tmp_path / "broken.json")
+
+
+def test_fdl_knows_the_same_settings_and_defaults() -> None:
+    """`fdl.yml` is checked by fdl, which cannot import this package: its schema must say the same."""
+    schema = json.loads((files("flodl_cli") / "schema" / "fdl.schema.json").read_text("utf-8"))["$defs"]
+    for section, fields in fl.RunConfig().as_dict().items():
+        assert {name: p["default"] for name, p in schema[section]["properties"].items()} == fields

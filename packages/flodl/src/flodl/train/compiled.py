@@ -95,7 +95,8 @@ class WholeStep:
         parameters = [p for group in self._optimizer.param_groups for p in group["params"]]
         if any(p._backward_hooks or p._post_accumulate_grad_hooks for p in parameters):
             return "a parameter has a gradient hook"
-        if len(self._optimizer._optimizer_step_pre_hooks) + len(self._optimizer._optimizer_step_post_hooks) > 1:
+        hooks = (self._optimizer._optimizer_step_pre_hooks, self._optimizer._optimizer_step_post_hooks)
+        if any(len(h) > 1 for h in hooks):
             return "the optimizer has a step hook"  # beside the trainer's own
         if any(isinstance(m, StateCell) for m in self._model.modules()):
             return "the model carries state between calls"
