@@ -194,6 +194,7 @@ def test_a_script_that_fails_leaves_a_failed_run(tmp_path: Path) -> None:
     assert run.info is not None
     assert run.info.state == "failed"
     assert "mine" in str(run.info.error)
+    assert fl.checkpoint.load(run.folder / "checkpoint.pt").position == {"epoch": 0, "sample": 8}
 
 
 def test_models_and_factories() -> None:

@@ -227,3 +227,27 @@ def test_ctrl_c_in_an_evaluation_ends_it_and_the_resumed_run_evaluates_again(tmp
     with fl.monitor.RunView(run) as view:
         assert view.info().state == "finished"
         assert "test_n" in view.last()
+
+
+def test_epochs_save_so_that_a_killed_training_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flodl.train.trainer._SAVE_SECONDS", 0.0)
+    with setup() as trainer:
+        for epoch in trainer.epochs(3):
+            for x, y in trainer.batches():
+                trainer.step(F.cross_entropy(trainer.model(x), y))
+                if epoch:
+                    assert trainer.run.folder is not None
+                    saved = fl.checkpoint.load(trainer.run.folder / "checkpoint.pt")
+                    assert saved.position == {"epoch": epoch, "sample": 0}
+                    break
+
+
+def test_a_task_of_fdl_is_resumed_by_the_command_that_was_typed(monkeypatch: pytest.MonkeyPatch) -> None:
+    with setup() as trainer:
+        for _ in trainer.epochs(1):
+            break
+        folder = trainer.run.folder
+        assert folder is not None
+        assert trainer.run.how_to_resume().startswith(f"FLODL_RESUME={folder.relative_to(Path.cwd())} ")
+        monkeypatch.setenv("FDL_COMMAND", "./fdl quickstart --seed 1")
+        assert trainer.run.how_to_resume() == f"FLODL_RESUME={folder} ./fdl quickstart --seed 1"
