@@ -166,10 +166,6 @@ def test_the_line_that_says_so_and_the_settings_that_exclude_each_other(capsys: 
         loss, metrics = loss_fn(model, batch)
         return loss, {"accuracy": metrics["accuracy"].item()}
 
-    builder = fl.Trainer.builder(lambda: nn.Linear(64, 10), lambda p: O.LBFGS(p), train_fn)  # its step needs a closure
-    handle = builder.dataset(fl.data.Digits("train")).num_epochs(1).settings(step="compiled", record=False).run()
-    with pytest.raises(TypeError, match="closure"):
-        handle.join()
     builder = fl.Trainer.builder(lambda: nn.Linear(64, 10), lambda p: O.Adadelta(p), train_fn)
     builder.dataset(fl.data.Digits("train")).num_epochs(1).settings(step="compiled", record=False).run().join()
     assert capsys.readouterr().err.count("warning: steps are taken eagerly: Adadelta has no functional form") == 1
