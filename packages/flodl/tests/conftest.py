@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # with two, the same epoch took 1 to 64 s on a busy 2-core machine
-for name in ("FDL_COMMAND", "FDL_CWD"):  # the tests themselves are a task of fdl; what they start is not
-    os.environ.pop(name, None)
 
 import gc
 import importlib.util
@@ -25,6 +23,9 @@ import pytest
 import torch
 
 torch.set_num_threads(1)
+
+for name in ("FDL_COMMAND", "FDL_CWD"):  # the tests themselves are a task of fdl; what they start is not
+    os.environ.pop(name, None)
 
 # Torch shows progress with tqdm where that is installed, and tqdm then keeps a thread for the whole process.
 if importlib.util.find_spec("tqdm") is not None:
