@@ -60,6 +60,7 @@ class _Lowering:
         self._counts: dict[str, int] = {}  # automatic names given so far, by their beginning
         check_names(self.label, self.inputs)
         self._made_at = self._tags()  # name -> the step that makes it (0 for an input)
+        self._chosen = {*self._made_at, *(_label(part) for step in self.steps for part in _parts(step))}
         self._variables = {name: name for name in self.inputs}  # names that can be read here and now
         self._wanted = {name for step in self.steps for name in _reads(step)}
         self._state: set[str] = set()  # names read before the step that makes them
@@ -202,9 +203,9 @@ class _Lowering:
         return self._unlike_tags(tag, "_state")
 
     def _unlike_tags(self, name: str, *endings: str) -> str:
-        """`name` with the endings (with one: including it), varied until none of them is a name that the flow gives."""
+        """`name` with the endings (with one: including it), varied until none of them is a name that the user chose."""
         endings = endings or ("",)
-        while any(name + ending in self._made_at for ending in endings):
+        while any(name + ending in self._chosen for ending in endings):
             name += "_"
         return name + endings[0] if len(endings) == 1 else name
 
@@ -241,7 +242,7 @@ class _Lowering:
         """The attribute name of a child: its label, else the step's tag (with its role), else its class in snake case."""
         if id(module) in self._paths:
             return self._paths[id(module)]
-        label = module.label if isinstance(module, Graph) else ""
+        label = _label(module)
         tag = next(iter((*self.step.tags, *self.step.internal)), "")
         chosen = label or (f"{tag}_{role}" if tag and role else tag or (role if self.step.group else ""))
         if chosen:
@@ -262,7 +263,7 @@ class _Lowering:
         while True:
             count = self._counts[base] = self._counts.get(base, 0) + 1
             name = base if count == 1 else f"{base}_{count}"
-            if name not in self.modules and name not in self._made_at:
+            if name not in self.modules and name not in self._chosen:
                 return name
 
     # -- checks
@@ -292,6 +293,18 @@ def _calls_in(value: Any) -> list[Call]:
     if not isinstance(value, Call):
         return []
     return [value, *(c for part in value.args for c in _calls_in(part))]
+
+
+def _parts(step: Step) -> tuple[Any, ...]:
+    """The parts of a step, with what merges."""
+    return (*step.parts, step.options["how"]) if step.kind == "merge" else step.parts
+
+
+def _label(part: Any) -> str:
+    """The label of a flow, built or not; empty for other parts."""
+    if isinstance(part, FlowBuilder):
+        return part._label
+    return part.label if isinstance(part, Graph) else ""
 
 
 def _reads(step: Step) -> list[str]:

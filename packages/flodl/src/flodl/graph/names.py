@@ -43,6 +43,8 @@ def check_names(label: str, inputs: tuple[str, ...]) -> None:
         raise FlowError(
             f"label {label!r}: dots separate the levels of a path and a label is one level; {suggestion(label)}"
         )
+    if keyword.iskeyword(label):
+        raise FlowError(f"label {label!r} is a word of Python, which cannot name a part; {suggestion(label)}")
     for name in inputs:
         if not usable(name):
             raise FlowError(f"input {name!r} cannot be the name of an argument; {suggestion(name)}")
