@@ -128,6 +128,12 @@ def test_switch_per_sample_takes_the_rows_of_named_values() -> None:
         (fl.FixedSelector(2), False, "chose branch 2, there are 2"),
         (lambda x: torch.tensor([0, 1, 0]), False, "chose 3 branches for one batch: use per_sample"),
         (lambda x: torch.tensor([0, 1]), True, r"once per sample: 3 samples, \(2,\) choices"),
+        (lambda x: None, False, "step 2 .*a selector answers with an integer, integers.*this one with NoneType"),
+        (lambda x: [0, 1, 0], True, "step 2 .*scores .batch, branches., this one with list"),
+        (lambda x: -1, True, "chose branch -1, there are 2"),
+        (lambda x: torch.tensor([0, 1, 5]), True, "chose branch 5, there are 2"),
+        (nn.Linear(4, 1, dtype=F64), True, r"gives scores \(3, 1\) for 2 branches"),
+        (fl.ArgmaxSelector(4, 5).double(), False, r"gives scores \(3, 5\) for 2 branches"),
     ],
 )
 def test_choices_that_make_no_sense(selector: object, per_sample: bool, message: str) -> None:
@@ -150,3 +156,15 @@ def test_functions_without_a_signature_are_not_given_names_that_another_part_tak
     model = fl.flow(linear()).tag("h").through(torch.mul).using(other="h").build()
     x = torch.randn(2, 4, dtype=F64)
     assert torch.equal(model(x), model.h(x) ** 2)
+
+
+def test_booleans_choose_like_0_and_1() -> None:
+    no, yes = linear(), linear()
+    x = torch.randn(9, 4, dtype=F64, requires_grad=True)
+    per_sample = fl.flow(nn.Identity()).switch(lambda x: x[:, 0] > 0, [no, yes], per_sample=True).build()
+    same(per_sample, lambda x: torch.where(x[:, :1] > 0, yes(x), no(x)), x)
+    for limit, chosen in ((-1e9, yes), (1e9, no)):
+        as_bool = fl.flow(nn.Identity()).switch(lambda x, at=limit: bool(x.sum() > at), [no, yes]).build()
+        as_tensor = fl.flow(nn.Identity()).switch(lambda x, at=limit: x.sum() > at, [no, yes]).build()
+        assert torch.equal(as_bool(x), chosen(x))
+        assert torch.equal(as_tensor(x), chosen(x))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -114,7 +115,8 @@ class Switch(nn.Module):
     """One branch runs: the one the selector chooses for the batch, or with `per_sample` for each sample.
 
     The selector gives scores, (batch, branches) floating: the best of their mean over the batch is chosen (per sample:
-    each sample's best); or the choice itself: an integer, or integers (batch,) with `per_sample`.
+    each sample's best); or the choice itself: an integer, or integers (batch,) with `per_sample`. Booleans count as
+    0 and 1.
     Per sample, the samples of a branch run through it together; a branch that mixes samples (BatchNorm in training
     mode) sees only those. Named values must have one row per sample, or be the same for all.
     """
@@ -128,7 +130,7 @@ class Switch(nn.Module):
 
     def forward(self, x: Any, **named: Any) -> Any:
         """x: what the parts take; (batch, ...) with per_sample"""
-        choice = self.selector(x, **pick(named, self._takes["selector"]))
+        choice = self._answer(x, pick(named, self._takes["selector"]))
         if is_dry():  # no values to choose by: every branch must fit
             outputs = [self._branch(i, x, named) for i in range(len(self.branches))]
             return outputs[0]
@@ -141,6 +143,24 @@ class Switch(nn.Module):
                 raise StepError(f"the selector chose {choice.numel()} branches for one batch: use per_sample=True")
             choice = _number(choice)
         return self._branch(choice, x, named)
+
+    def _answer(self, x: Any, named: dict[str, Any]) -> int | Tensor:
+        """The selector's answer: one integer, or a tensor of integers or of scores (batch, ..., branches)."""
+        answer = self.selector(x, **named)
+        if not isinstance(answer, Tensor):
+            if not isinstance(answer, Integral):
+                raise StepError(
+                    "a selector answers with an integer, integers (batch,) or scores (batch, branches), "
+                    f"this one with {type(answer).__name__}"
+                )
+            return int(answer)
+        scores = answer.shape[-1] if answer.is_floating_point() and answer.ndim else 0
+        if answer.is_floating_point() and scores != len(self.branches):
+            raise StepError(
+                f"the selector gives scores {tuple(answer.shape)} for {len(self.branches)} branches: the last dimension "
+                "is that of the branches"
+            )
+        return answer.long() if answer.dtype is torch.bool else answer
 
     def _branch(self, index: int, x: Any, named: dict[str, Any]) -> Any:
         if not 0 <= index < len(self.branches):
