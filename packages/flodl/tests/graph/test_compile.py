@@ -114,3 +114,18 @@ def test_a_module_in_two_places_is_saved_and_restored_tied() -> None:
     assert torch.equal(other(x), model(x))
     for again in (other, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert again.get_submodule("linear").weight is again.get_submodule("loop.body").weight
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+def test_copies_after_compile_are_not_compiled() -> None:
+    torch._dynamo.reset()
+    model = start().also(linear()).build()
+    x = torch.randn(6, 8)
+    expected = model(x)
+    model.compile(backend="eager")
+    torch.testing.assert_close(model(x), expected)
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert other._compiled_call_impl is None
+        assert torch.equal(other(x), expected)
+    assert model._compiled_call_impl is not None
+    torch._dynamo.reset()

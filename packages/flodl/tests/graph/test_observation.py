@@ -136,6 +136,10 @@ def test_trends() -> None:
     assert trend(1, 1.1, 1.05).converged(3, 0.11)
     assert not trend(3, math.nan, 1).improving(3)
     assert not trend(1, math.nan, 1).stalled(3, 1)
+    for bad in (math.nan, math.inf, -math.inf):
+        assert math.isnan(trend(1, bad, 2).slope(3))
+        assert not trend(1, bad, 2).improving(3)
+        assert not trend(bad, bad, bad).converged(3)
     with pytest.raises(ValueError, match="at least two"):
         trend(1, 2).stalled(1)
 

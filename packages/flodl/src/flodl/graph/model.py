@@ -133,7 +133,8 @@ class Graph(Tree, Observed, Drawn, nn.Module):
         return _blank, (self._plan, self._observed), self.__getstate__()
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__.copy()
+        # As for any module: what `compile()` made can be neither pickled nor copied.
+        return {k: v for k, v in self.__dict__.items() if k != "_compiled_call_impl"}
 
     def _get_name(self) -> str:
         return self.label or "Flow"

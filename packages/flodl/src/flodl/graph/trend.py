@@ -11,7 +11,7 @@ __all__ = ["Trend", "Trends"]
 class Trend:
     """The means of one name, one for each flush, oldest first.
 
-    Windows are the last `n` of them. With fewer than `n` means, or a NaN among them, nothing is stalled, improving or
+    Windows are the last `n` of them. With fewer than `n` means, or NaN or infinity among them, nothing is stalled, improving or
     converged. "Improving" means falling: record a negative accuracy, or an error, not an accuracy.
     """
 
@@ -25,9 +25,9 @@ class Trend:
         return self.values[-1] if self.values else math.nan
 
     def slope(self, n: int) -> float:
-        """Change per flush over the last `n` means, by least squares; NaN when there are fewer than two."""
+        """Change per flush over the last `n` means, by least squares; NaN with fewer than two or where one is not finite."""
         window = self.values[-n:]
-        if len(window) < 2:
+        if len(window) < 2 or not all(map(math.isfinite, window)):
             return math.nan
         middle, mean = (len(window) - 1) / 2, math.fsum(window) / len(window)
         across = math.fsum((i - middle) * (v - mean) for i, v in enumerate(window))
@@ -49,7 +49,7 @@ class Trend:
     def _full(self, n: int) -> bool:
         if n < 2:
             raise ValueError(f"a window has at least two means, not {n}")
-        return len(self.values) >= n and not any(map(math.isnan, self.values[-n:]))
+        return len(self.values) >= n and all(map(math.isfinite, self.values[-n:]))
 
     def __repr__(self) -> str:
         shown = ", ".join(f"{v:.4g}" for v in self.values[-5:])
