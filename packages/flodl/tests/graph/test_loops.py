@@ -177,6 +177,21 @@ def test_conditions_that_make_no_sense(condition: object, message: str) -> None:
         model(torch.randn(3, 4, dtype=F64))
 
 
+def test_tensors_in_containers_follow_their_samples_too() -> None:
+    def step(x: Tensor, pair: tuple[Tensor, Tensor], more: dict[str, list[Tensor]]) -> Tensor:
+        return x + pair[0] * pair[1] + more["a"][0]
+
+    builder = fl.flow(nn.Identity()).input("pair", "more").loop_body(step)
+    model = builder.until_cond(above, 20, per_sample=True).using("pair", "more").build()
+    x, h, a = torch.randn(3, 6, 4, dtype=F64)
+    one = torch.rand(1, 4, dtype=F64)
+    together = model(x, (h, one), {"a": [a]})
+    rows = [slice(i, i + 1) for i in range(6)]
+    torch.testing.assert_close(together, torch.cat([model(x[i], (h[i], one), {"a": [a[i]]}) for i in rows]))
+    with pytest.raises(fl.StepError, match=r"'more' \(3, 4\) has no row for each of the 6"):
+        model(x, (h, one), {"a": [a[:3]]})
+
+
 BAD = {
     "no count": (lambda: fl.flow(body()).loop_body(body()), "how often"),
     "zero": (lambda: fl.flow(body()).loop_body(body()).for_n(0), "at least once"),

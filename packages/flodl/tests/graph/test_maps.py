@@ -61,3 +61,16 @@ def test_wrong_maps() -> None:
         fl.flow(linear()).tag("t").map(linear()).over("tt").build()
     with pytest.raises(fl.StepError, match="4 features cannot be cut into 3 equal slices"):
         fl.flow(linear()).map(linear()).slices(3).build()(torch.randn(2, 4, dtype=F64))
+
+
+@pytest.mark.parametrize("batched", [False, True])
+@pytest.mark.parametrize("slices", [0, 2])
+def test_tensors_in_containers_follow_their_elements(slices: int, batched: bool) -> None:
+    def body(x: Tensor, pair: tuple[Tensor, Tensor]) -> Tensor:
+        return x * pair[0] + pair[1]
+
+    builder = fl.flow(nn.Identity()).input("pair").map(body)
+    builder = builder.slices(slices) if slices else builder.each()
+    model = (builder.batched() if batched else builder).using("pair").build()
+    x, scale = torch.randn(5, 4, dtype=F64), torch.randn(5, 1, dtype=F64)
+    assert torch.equal(model(x, (scale, torch.ones(()))), x * scale + 1)

@@ -108,7 +108,7 @@ class FlowBuilder:
     def switch(self, selector: Part, branches: Sequence[Part], *, per_sample: bool = False) -> FlowBuilder:
         """Hard routing: only the branch that `selector(value)` chooses runs; with `per_sample` each sample has its own.
 
-        The selector gives an integer (per sample: (batch,) integers) or scores (batch, branches).
+        The selector gives an integer (per sample: (batch,) integers; booleans count as 0 and 1) or scores (batch, branches).
         """
         return self._add(Step("switch", (selector, *branches), options={"per_sample": per_sample}))
 
@@ -152,6 +152,11 @@ class FlowBuilder:
 
         A name is a tag, an input, or a tag of a later step: then it is state, the value of the previous call
         (zeros at first).
+
+        A step that runs each sample by itself (`per_sample=True`, `map`) takes the named values per sample as well: a
+        tensor, also inside a tuple, list or dictionary, whose first dimension is the batch gives each sample its row; a
+        scalar or a single row is for all of them, and another first dimension is an error. What is the same for every
+        sample, a weight matrix say, is therefore passed with a first dimension of 1.
         """
         self._steps[-1].using = {**self._steps[-1].using, **{n: n for n in names}, **renamed}
         return self

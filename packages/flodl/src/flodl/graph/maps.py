@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from flodl.errors import StepError
-from flodl.graph.samples import rows_of
+from flodl.graph.samples import in_tensors, rows_of
 
 __all__ = ["Map"]
 
@@ -47,11 +47,11 @@ class Map(nn.Module):
         batch = x.shape[0]
         # (batch, ..., n, f) -> (n * batch, ..., f): the slice is the slow index, so that named values repeat as a block
         parts = torch.unflatten(x, -1, (n, features // n)).movedim(-2, 0).flatten(0, 1)
-        repeated = {
-            k: v.repeat(n, *[1] * (v.ndim - 1)) if isinstance(v, Tensor) and v.ndim and v.shape[0] == batch else v
-            for k, v in named.items()
-        }
-        y: Tensor = self.body(parts, **repeated)
+
+        def repeat(value: Tensor) -> Tensor:
+            return value.repeat(n, *[1] * (value.ndim - 1)) if value.shape[:1] == (batch,) else value
+
+        y: Tensor = self.body(parts, **{k: in_tensors(repeat, v) for k, v in named.items()})
         return torch.unflatten(y, 0, (n, batch)).movedim(0, -2).flatten(-2)
 
     def extra_repr(self) -> str:

@@ -8,9 +8,9 @@ from threading import get_ident
 from typing import Any
 
 from torch import Tensor
-from torch.utils import _pytree
 
 from flodl.graph.dry import is_dry
+from flodl.graph.samples import in_tensors
 
 __all__ = ["Trace", "detached", "emit"]
 
@@ -70,6 +70,4 @@ def emit(name: str, value: Any) -> None:
 
 def detached(value: Any) -> Any:
     """The value without its gradient history, through tuples, lists and dictionaries."""
-    if isinstance(value, Tensor):
-        return value.detach()
-    return _pytree.tree_map_only(Tensor, Tensor.detach, value)
+    return in_tensors(Tensor.detach, value)
