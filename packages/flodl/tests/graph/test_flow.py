@@ -74,6 +74,19 @@ def test_split_and_merge(how: object, join: Callable[..., Tensor]) -> None:
     check(model, lambda x: join(*(p(first(x)) for p in parts)))
 
 
+@pytest.mark.parametrize("how", ["add", "mean"])
+def test_a_split_into_many_branches(how: str) -> None:
+    parts = [linear() for _ in range(400)]
+
+    def reference(x: Tensor) -> Tensor:
+        total = parts[0](x)
+        for part in parts[1:]:
+            total = total + part(x)
+        return total if how == "add" else total / len(parts)  # type: ignore[no-any-return]
+
+    check(fl.flow(nn.Identity()).split(parts).merge(how).build(), reference)
+
+
 def test_merge_along_another_dimension() -> None:
     a, b = linear(), linear()
     check(fl.flow(nn.Identity()).split([a, b]).merge("cat", dim=0).build(), lambda x: torch.cat([a(x), b(x)], dim=0))

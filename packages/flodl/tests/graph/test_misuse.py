@@ -32,3 +32,13 @@ def test_automatic_names_give_way_to_labels() -> None:
     assert isinstance(merged.build().bilinear_2, nn.Bilinear)
     x = torch.randn(3, 4)
     assert torch.equal(model(x), second(first(x)))
+
+
+def test_a_flow_that_contains_itself() -> None:
+    loop = fl.flow(linear()).label("a")
+    loop.gate(fl.SoftmaxRouter(4, 2), [linear(), fl.flow(loop)])
+    with pytest.raises(fl.FlowError, match=r"step 1, flow\(a\): a flow cannot contain itself; copy\(\)"):
+        loop.build()
+    twice = fl.flow(torch.neg)
+    x = torch.randn(3, 4)
+    assert torch.equal(twice.through(twice.copy()).build()(x), x)

@@ -24,9 +24,9 @@ __all__ = ["lower"]
 _MERGES = ("add", "mean", "cat")
 
 
-def lower(builder: FlowBuilder, *, save_state: bool = False) -> Graph:
-    """The module that these steps describe. Raises `FlowError` with the step's number and name."""
-    lowering = _Lowering(builder, save_state)
+def lower(builder: FlowBuilder, *, save_state: bool = False, around: tuple[FlowBuilder, ...] = ()) -> Graph:
+    """The module that these steps describe, inside the flows `around`. Raises `FlowError` with the step's number and name."""
+    lowering = _Lowering(builder, save_state, around)
     lowering.run()
     plan = Plan(
         inputs=(STREAM, *builder._inputs),
@@ -44,7 +44,8 @@ def lower(builder: FlowBuilder, *, save_state: bool = False) -> Graph:
 class _Lowering:
     """One pass over the steps; what it has made so far is in its attributes."""
 
-    def __init__(self, builder: FlowBuilder, save_state: bool) -> None:
+    def __init__(self, builder: FlowBuilder, save_state: bool, around: tuple[FlowBuilder, ...]) -> None:
+        self.around = (*around, builder)
         self.steps = builder._steps
         self.inputs = tuple(builder._inputs)
         self.label = builder._label
@@ -125,9 +126,7 @@ class _Lowering:
         how = step.options["how"]
         value: Any
         if how in ("add", "mean"):
-            value = branches[0]
-            for branch in branches[1:]:
-                value = Call(operator.add, (value, branch))
+            value = Call(operator.add, branches) if len(branches) > 1 else branches[0]
             if how == "mean":
                 value = Call(operator.truediv, (value, len(branches)))
         elif how == "cat":
@@ -171,8 +170,10 @@ class _Lowering:
         parts = []
         for part in step.parts:
             if isinstance(part, FlowBuilder):
+                if any(part is flow for flow in self.around):
+                    raise self._error("a flow cannot contain itself; copy() gives a flow of the steps so far")
                 if id(part) not in self._built:
-                    self._built[id(part)] = lower(part, save_state=self.save_state)
+                    self._built[id(part)] = lower(part, save_state=self.save_state, around=self.around)
                 part = self._built[id(part)]
             parts.append(part)
         return step.with_parts(tuple(parts))

@@ -30,7 +30,7 @@ class Ref(NamedTuple):
 class Call(NamedTuple):
     """A call of a child module (`target` is its attribute path, empty for the flow itself), of its method, or of a function.
 
-    `args` and the values of `kwargs` are `Ref`, `Call`, constants, or tuples of these.
+    `args` and the values of `kwargs` are `Ref`, `Call`, constants, or tuples of these. `operator.add` takes any number.
     """
 
     target: str | Callable[..., Any]
@@ -99,6 +99,12 @@ class Plan:
             if isinstance(value, Call):
                 args = tuple(lower(a) for a in value.args)
                 kwargs = {k: lower(v) for k, v in value.kwargs}
+                if value.target is operator.add:  # one node for each sum of two, from the left, as Python does it
+                    total = args[0]
+                    for i, arg in enumerate(args[1:], start=2):
+                        out = name if i == len(args) else None
+                        total = graph.create_node("call_function", operator.add, (total, arg), {}, name=out)
+                    return total
                 if callable(value.target):
                     return graph.create_node("call_function", value.target, args, kwargs, name=name)
                 if value.method:
