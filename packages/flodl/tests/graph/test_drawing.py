@@ -196,3 +196,8 @@ def test_summary() -> None:
         "74 parameters, 56 trained, 0.00 MiB with buffers"
     )
     assert "output" not in m.summary()
+
+
+def test_a_profile_of_a_sum_of_many() -> None:
+    m = fl.flow(nn.Linear(4, 4)).split([nn.Linear(4, 4) for _ in range(5)]).merge("mean").build()
+    assert len(re.findall(r">[\d.]+ ms<", m.svg(profile=True, example=torch.randn(3, 4)))) >= 7

@@ -16,7 +16,7 @@ from flodl.graph.composites import make_composite
 from flodl.graph.model import Graph
 from flodl.graph.names import STREAM, check_names, snake_case, suggestion, usable
 from flodl.graph.parts import misfit, takers
-from flodl.graph.plan import Call, Line, Plan, Ref
+from flodl.graph.plan import Call, Line, Plan, Ref, add
 from flodl.graph.state import StateCell
 
 __all__ = ["lower"]
@@ -96,10 +96,10 @@ class _Lowering:
     _lower_through = _lower_flow
 
     def _lower_also(self, step: Step, extra: dict[str, Ref]) -> None:
-        self._assign(Call(operator.add, (Ref(self.stream), self._call(step.parts[0], extra))))
+        self._assign(Call(add, (Ref(self.stream), self._call(step.parts[0], extra))))
 
     def _lower_also_with(self, step: Step, extra: dict[str, Ref]) -> None:
-        self._assign(Call(operator.add, tuple(self._calls(step, extra, ("skip", "main")))))
+        self._assign(Call(add, tuple(self._calls(step, extra, ("skip", "main")))))
 
     def _lower_fork(self, step: Step, extra: dict[str, Ref]) -> None:
         self._assign(self._call(step.parts[0], extra), goes_on=False)
@@ -126,7 +126,7 @@ class _Lowering:
         how = step.options["how"]
         value: Any
         if how in ("add", "mean"):
-            value = Call(operator.add, branches) if len(branches) > 1 else branches[0]
+            value = Call(add, branches) if len(branches) > 1 else branches[0]
             if how == "mean":
                 value = Call(operator.truediv, (value, len(branches)))
         elif how == "cat":

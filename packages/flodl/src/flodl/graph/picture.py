@@ -15,7 +15,7 @@ from flodl.graph.loops import ConditionalLoop, Loop
 from flodl.graph.maps import Map
 from flodl.graph.parts import Function, part_name
 from flodl.graph.paths import plan_of
-from flodl.graph.plan import Call, Line, Plan, Ref
+from flodl.graph.plan import Call, Line, Plan, Ref, add
 from flodl.graph.routing import Gate, Switch
 from flodl.graph.state import StateCell
 
@@ -155,7 +155,7 @@ class _Drawer:
         """What a call is applied to; `a + b + c` is one sum, `(a + b) / 2` one mean."""
         operands: list[Ref | Call] = []
         for arg in call.args:
-            if isinstance(arg, Call) and call.target in (operator.add, operator.truediv) and arg.target is operator.add:
+            if isinstance(arg, Call) and call.target in (add, operator.truediv) and arg.target is add:
                 self._calls += 1
                 operands += self._operands(arg)
             elif isinstance(arg, (Ref, Call)):
@@ -299,7 +299,7 @@ def _title(module: nn.Module, name: str) -> str:
 
 
 def _function(target: Callable[..., Any]) -> tuple[str, str]:
-    if target is operator.add:
+    if target is add:
         return "+", "join"
     if target is operator.truediv:
         return "mean", "join"

@@ -6,6 +6,7 @@ plan and shared by every copy of the model.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import linecache
 import operator
@@ -18,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
-__all__ = ["Call", "Line", "Plan", "Ref"]
+__all__ = ["Call", "Line", "Plan", "Ref", "add"]
 
 
 class Ref(NamedTuple):
@@ -30,13 +31,18 @@ class Ref(NamedTuple):
 class Call(NamedTuple):
     """A call of a child module (`target` is its attribute path, empty for the flow itself), of its method, or of a function.
 
-    `args` and the values of `kwargs` are `Ref`, `Call`, constants, or tuples of these. `operator.add` takes any number.
+    `args` and the values of `kwargs` are `Ref`, `Call`, constants, or tuples of these.
     """
 
     target: str | Callable[..., Any]
     args: tuple[Any, ...] = ()
     kwargs: tuple[tuple[str, Any], ...] = ()
     method: str = ""
+
+
+def add(*values: Any) -> Any:
+    """The sum, from the left: in a plan one flat call, however many branches are merged; printed as `a + b + c`."""
+    return functools.reduce(operator.add, values)
 
 
 class Line(NamedTuple):
@@ -99,7 +105,7 @@ class Plan:
             if isinstance(value, Call):
                 args = tuple(lower(a) for a in value.args)
                 kwargs = {k: lower(v) for k, v in value.kwargs}
-                if value.target is operator.add:  # one node for each sum of two, from the left, as Python does it
+                if value.target is add:  # one node for each sum of two, from the left, as Python does it
                     total = args[0]
                     for i, arg in enumerate(args[1:], start=2):
                         out = name if i == len(args) else None
@@ -154,7 +160,7 @@ class _Printer:
             if isinstance(value, tuple):
                 return "[" + ", ".join(self._expression(v) for v in value) + "]"
             return repr(value)
-        if value.target is operator.add:
+        if value.target is add:
             return " + ".join(self._expression(a) for a in value.args)
         if value.target is operator.truediv:
             return f"({self._expression(value.args[0])}) / {self._expression(value.args[1])}"
