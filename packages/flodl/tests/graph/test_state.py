@@ -59,6 +59,39 @@ def test_two_states_of_different_shapes_and_an_image() -> None:
     assert image(torch.randn(2, 3, 6, 6)).shape == (2, 8, 6, 6)
 
 
+def test_the_zeros_are_like_what_flows_where_the_state_is_read() -> None:
+    torch.manual_seed(0)
+    conv = fl.flow(nn.Conv2d(1, 4, 3, padding=1)).through(nn.Flatten()).through(nn.Linear(256, 16))
+    words = fl.flow(nn.Embedding(10, 8)).through(fl.StateAdd()).using("h").through(nn.Linear(8, 8)).tag("h")
+    wider = fl.flow(nn.Embedding(10, 8)).through(lambda x, h: torch.cat([x, h], -1)).using("h")
+    pooled = fl.flow(lambda x: x.mean(1)).through(nn.Linear(4, 6)).through(fl.StateAdd()).using("h").tag("h")
+    for flow, x, shape in (
+        (conv.through(fl.StateAdd()).using("h").through(nn.Tanh()).tag("h"), torch.randn(2, 1, 8, 8), (2, 16)),
+        (words, torch.randint(0, 10, (3, 5)), (3, 5, 8)),
+        (wider.through(nn.Linear(14, 6)).tag("h"), torch.randint(0, 10, (3, 5)), (3, 5, 6)),
+        (pooled, torch.randn(3, 7, 4), (3, 6)),
+    ):
+        model = flow.build()
+        first = model(x)
+        model.reset_state(h=torch.zeros(shape))
+        assert torch.equal(model(x), first)
+
+
+def test_zeros_that_cannot_be_found_say_why_at_the_step_that_reads_them() -> None:
+    x = torch.randn(3, 4, dtype=F64)
+    model = fl.flow(linear()).through(lambda x, h: x * h.sum().item() + h).using("h").through(linear()).tag("h").build()
+    with pytest.raises(fl.StepError, match=r"step 2 \(through.*a value is needed there.*reset_state\(h=tensor\)"):
+        model(x)
+    model.reset_state(h=torch.zeros_like(x))
+    model(x)
+    misfit = fl.flow(linear()).through(fl.StateAdd()).using("h").through(linear(5, 4)).tag("h").build()
+    with pytest.raises(fl.StepError, match=r"step 2 .*'h' cannot be found \(flow, step 3 'h' .*Linear.*reset_state"):
+        misfit(x)
+    earlier = fl.flow(linear(5, 4)).through(fl.StateAdd()).using("h").tag("h").build()
+    with pytest.raises(fl.StepError, match=r"^flow, step 1 .*Linear"):  # nothing to do with the state
+        earlier(x)
+
+
 def test_a_value_that_grows_asks_for_its_first_value() -> None:
     model = fl.flow(lambda x, seen: torch.cat([seen, x], 1)).using("seen").tag("seen").build()
     with pytest.raises(fl.StepError, match=r"carried state 'seen'.*reset_state\(seen=tensor\)"):

@@ -7,14 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from flodl.errors import FlowError, nearest
+from flodl.errors import FlowError, StepError, nearest
 from flodl.graph.drawing import Drawn
 from flodl.graph.explain import explain, shape_of
 from flodl.graph.observation import Observed
 from flodl.graph.plan import Plan
 from flodl.graph.records import Records
-from flodl.graph.shapes import Zero, faked, find_zeros
-from flodl.graph.state import StateCell
+from flodl.graph.shapes import faked, find_zeros
+from flodl.graph.state import StateCell, Zero
 from flodl.graph.tree import Tree
 from flodl.graph.view import View
 
@@ -102,11 +102,16 @@ class Graph(Tree, Observed, Drawn, nn.Module):
         if torch.compiler.is_compiling():
             return  # the compiler cannot run the flow inside the flow: the cell makes its zeros by itself
         cells = self._own_cells()
-        if all(cell.value is not None for cell in cells.values()):
+        if all(cell.value is not None or cell.probed for cell in cells.values()):
             return
         key = tuple((tuple(v.shape), v.dtype, v.device) if isinstance(v, Tensor) else type(v) for v in inputs)
         if key not in self._zeros:
-            self._zeros[key] = find_zeros(self, inputs)
+            try:
+                self._zeros[key] = find_zeros(self, inputs)
+            except StepError as error:  # raised by the step that reads the state; an earlier step that fails goes first
+                for cell in cells.values():
+                    cell.problem = str(error)
+                return
         for tag, cell in cells.items():
             if cell.value is None:
                 shape, dtype, device = self._zeros[key][tag]

@@ -11,23 +11,29 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch._guards import detect_fake_mode
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
 from torch.nn.parameter import is_lazy
 from torch.utils import _pytree
 
 from flodl.errors import StepError
 from flodl.graph.dry import dry_run
-from flodl.graph.state import StateCell
+from flodl.graph.explain import explain
+from flodl.graph.state import StateCell, Zero, zero_of
 
 if TYPE_CHECKING:
     from flodl.graph.model import Graph
 
-__all__ = ["Zero", "faked", "find_zeros"]
+__all__ = ["faked", "find_zeros"]
 
 #: Where torch also prints the traceback of every misfit; they are raised, so nothing is lost.
 _LOG = logging.getLogger("torch._subclasses.fake_tensor")
-#: Shape, type and device of a carried value.
-Zero = tuple[tuple[int, ...], torch.dtype, torch.device]
+#: A step that asks for the values of tensors, which fake ones do not have.
+_NEEDS_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
 _ROUNDS = 4  # a value that has no stable shape after as many runs grows for ever
 _GUESSES = 512  # combinations of sizes that are tried at most
 
@@ -54,64 +60,91 @@ def faked(module: nn.Module, *values: Any) -> Iterator[tuple[Any, ...]]:
         for owner, real in buffers:
             owner._buffers.update(real)
         for cell, shape, per_sample in known:
-            if shape is not None:  # a shape that was not known before is worth keeping: compilation needs it
-                cell._shape, cell.per_sample = shape, per_sample
+            cell.problem, cell.probed = "", False
+            # What was not known before is worth keeping: compilation needs it.
+            cell._shape = cell._shape if shape is None else shape
+            cell.per_sample = cell.per_sample if per_sample is None else per_sample
 
 
 def find_zeros(graph: Graph, inputs: tuple[Any, ...]) -> dict[str, Zero]:
-    """The shape of each carried value for these inputs: the one that a forward that starts with it gives again.
+    """The shapes of the carried values that are missing: such that a forward that starts with them gives them again.
 
-    The search starts with the shape of the input. Where the flow does not run with that, the sizes that occur in the
-    flow's parameters are tried for the features (the last dimension, or the second for images).
+    The search starts with the shape of what flows where the state is read, then that of the input. Where the flow does
+    not run with either, the sizes that occur in the flow's parameters are tried for the features (the last dimension,
+    or the second for images). Raises `StepError` with the reason where nothing fits.
     """
     cells = graph._own_cells()
+    missing = {tag: cell for tag, cell in cells.items() if cell.value is None}
+    held = {tag: zero_of(cell.value) for tag, cell in cells.items() if cell.value is not None}
     with faked(graph, *inputs) as fake:
-        error: Exception | None = None
-        for guess in _guesses(graph, list(cells), fake[0]):
+        reason = ""
+        for guess in _guesses(graph, missing, fake):
             try:
-                found = _fixed_point(graph, cells, fake, guess)
+                found = _fixed_point(graph, held, fake, guess)
+            except _NEEDS_VALUES as error:
+                needs = StepError(f"a value is needed there ({error}), and a dry run has shapes only")
+                reason = _first_line(needs.with_traceback(error.__traceback__), graph, fake)
+                break
             except Exception as misfit:  # any error means that this guess does not fit; the first is reported
-                error = error or misfit
+                reason = reason or _first_line(misfit, graph, fake)
                 continue
             if found is not None:
                 return found
-    names = ", ".join(f"'{tag}'" for tag in cells)
+            reason = reason or "its shape is another one after every call"
+    values = ", ".join(f"{tag}=tensor" for tag in missing)
+    names = ", ".join(f"'{tag}'" for tag in missing)
     raise StepError(
-        f"no shape of the carried state {names} comes out of the flow as it went in: give the first value with "
-        f"reset_state({next(iter(cells))}=tensor)"
-    ) from error
+        f"the shape of the carried state {names} cannot be found ({reason}): give the first value with reset_state({values})"
+    )
 
 
 def _fixed_point(
-    graph: Graph, cells: dict[str, StateCell], fake: tuple[Any, ...], guess: dict[str, Zero]
+    graph: Graph, held: dict[str, Zero], fake: tuple[Any, ...], guess: dict[str, Zero]
 ) -> dict[str, Zero] | None:
     """Run with zeros of the guessed shapes until the shapes stay; None when they do not."""
     for _ in range(_ROUNDS):
-        for tag, cell in cells.items():
-            shape, dtype, device = guess[tag]
-            cell.value = torch.zeros(shape, dtype=dtype, device=device)
-            cell.per_sample = False  # any first dimension may turn out to be right
-        type(graph).forward(graph, *fake)
-        made = {tag: _zero_like(cell.value) for tag, cell in cells.items()}
+        made = _shapes_after(graph, {**held, **guess}, fake)
+        made = {tag: zero for tag, zero in made.items() if tag not in held}
         if made == guess:
             return made
         guess = made
     return None
 
 
-def _guesses(graph: Graph, tags: list[str], like: Tensor) -> Iterator[dict[str, Zero]]:
-    first = _zero_like(like)
-    yield dict.fromkeys(tags, first)
+def _shapes_after(graph: Graph, zeros: dict[str, Zero], fake: tuple[Any, ...]) -> dict[str, Zero]:
+    """What the states look like after a forward that starts with these zeros; a missing one is like what flows."""
+    cells = graph._own_cells()
+    for cell in graph.modules():
+        if isinstance(cell, StateCell):
+            cell.value = None  # nested flows start anew as well
+    for tag, cell in cells.items():
+        cell.probed, cell._shape = True, None
+        if tag in zeros:
+            shape, dtype, device = zeros[tag]
+            cell.value = torch.zeros(shape, dtype=dtype, device=device)
+    type(graph).forward(graph, *fake)
+    return {tag: zero_of(cell.value) for tag, cell in cells.items() if cell.value is not None}
+
+
+def _guesses(graph: Graph, cells: dict[str, StateCell], fake: tuple[Any, ...]) -> Iterator[dict[str, Zero]]:
+    yield {}
+    first = zero_of(fake[0])
+    yield dict.fromkeys(cells, first)
     sizes = dict.fromkeys(d for p in graph.parameters() for d in p.shape)
-    dims = [like.ndim - 1] if like.ndim < 4 else [1, like.ndim - 1]
-    shapes = [(*like.shape[:d], size, *like.shape[d + 1 :]) for d in dims for size in sizes]
-    for combination in itertools.islice(itertools.product(shapes, repeat=len(tags)), _GUESSES):
-        yield {tag: (shape, *first[1:]) for tag, shape in zip(tags, combination, strict=True)}
+    for image_dim in (1, -1):
+        for combination in itertools.islice(itertools.product(sizes, repeat=len(cells)), _GUESSES):
+            guess: dict[str, Zero] = {}
+            for (tag, cell), size in zip(cells.items(), combination, strict=True):
+                shape, dtype, device = (
+                    cell.stream or first
+                )  # a later state may be reached only with the right earlier one
+                dim = image_dim if len(shape) > 3 else -1
+                guess[tag] = ((*shape[:dim], size, *shape[dim:][1:]), dtype, device)
+            yield guess
 
 
-def _zero_like(value: Tensor | None) -> Zero:
-    assert value is not None
-    return tuple(value.shape), value.dtype, value.device
+def _first_line(error: Exception, graph: Graph, fake: tuple[Any, ...]) -> str:
+    return (str(explain(error, graph, fake, {})) or type(error).__name__).splitlines()[0]
 
 
 def _fake(value: Tensor, mode: FakeTensorMode) -> Tensor:

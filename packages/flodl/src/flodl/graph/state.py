@@ -9,7 +9,11 @@ from torch import Tensor, nn
 
 from flodl.errors import StepError
 
-__all__ = ["StateAdd", "StateCell"]
+__all__ = ["StateAdd", "StateCell", "Zero", "zero_of"]
+
+
+#: Shape, type and device of a carried value.
+Zero = tuple[tuple[int, ...], torch.dtype, torch.device]
 
 
 class StateCell(nn.Module):
@@ -26,19 +30,33 @@ class StateCell(nn.Module):
         self.register_buffer("value", None, persistent=saved)
         #: Shape of the last value, known also after a reset.
         self._shape: tuple[int, ...] | None = None
-        #: Whether the first dimension is the batch.
-        self.per_sample = True
+        #: Whether the first dimension is the batch; None until a dry run has told.
+        self.per_sample: bool | None = None
+        #: Why there are no zeros, said by `read`, at the step that needs them.
+        self.problem = ""
+        #: Set by a search for the zeros, which wants to know what flows where the state is read.
+        self.probed = False
+        self.stream: Zero | None = None
+
+    @property
+    def ready(self) -> bool:
+        """Whether `read` needs no dry run before it."""
+        return self.probed or (self.value is not None and self.per_sample is not None)
 
     def read(self, like: Tensor) -> Tensor:
         """The value of the previous call; zeros where there is none and `Graph._start_state` had no chance to make them.
 
         like: (batch, ...), the value that flows where the state is read. Raises `StepError` when the batch size changed.
         """
+        if self.probed:
+            self.stream = zero_of(like)
         if self.value is None:
+            if self.problem:
+                raise StepError(self.problem)
             if self._shape is None:
                 return torch.zeros_like(like)
             return like.new_zeros((like.shape[0], *self._shape[1:]) if self.per_sample else self._shape)
-        if self.per_sample and self.value.shape[:1] != like.shape[:1]:
+        if self.per_sample and not self.probed and self.value.shape[:1] != like.shape[:1]:
             raise StepError(
                 f"state '{self.tag}' holds a batch of {self.value.shape[0]}, this batch has {like.shape[0]}: "
                 "call reset_state() between sequences of different batch size"
@@ -57,7 +75,7 @@ class StateCell(nn.Module):
 
     def reset(self) -> None:
         """Forget the value."""
-        self.value = None
+        self.value, self.problem = None, ""
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
@@ -85,3 +103,8 @@ class StateAdd(nn.Module):
             if value is not None:
                 x = x + value
         return x
+
+
+def zero_of(value: Tensor) -> Zero:
+    """What zeros like `value` are made from."""
+    return tuple(value.shape), value.dtype, value.device
