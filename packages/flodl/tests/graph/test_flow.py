@@ -258,7 +258,7 @@ BAD = {
     ),
     "cannot take it": (
         lambda: fl.flow(linear()).tag("m").through(nn.ReLU()).using("m"),
-        r"ReLU takes \(input\): .*'m'",
+        r"ReLU takes \(input\): .*'m'; rename it with .using\(argument=\"tag\"\), or give the part a parameter",
     ),
     "needs more": (lambda: fl.flow(nn.Bilinear(4, 4, 2)), r"Bilinear takes \(input1, input2\).*using"),
     "no part takes it": (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -68,7 +68,7 @@ class FlowBuilder:
 
     def split(self, parts: Sequence[Part]) -> FlowBuilder:
         """Each part gets the value; `merge` joins the results."""
-        return self._add(Step("split", tuple(parts)))
+        return self._add(Step("split", self._several("split", parts)))
 
     def merge(self, how: str | Callable[..., Any], dim: int = -1) -> FlowBuilder:
         """Join the branches of the `split` before: `"add"`, `"mean"`, `"cat"` (along `dim`), or a callable that takes them."""
@@ -79,6 +79,8 @@ class FlowBuilder:
 
         `emits` are the names that body or condition give to `fl.emit`, for traces.
         """
+        if isinstance(emits, str) or not all(isinstance(name, str) for name in emits):
+            raise FlowError(f"{self._next('loop_body', body)}: emits={emits!r}: give a list of names")
         return self._add(Step("loop_body", (body,), options={"emits": tuple(emits)}))
 
     def for_n(self, n: int) -> FlowBuilder:
@@ -103,14 +105,15 @@ class FlowBuilder:
 
     def gate(self, router: Part, experts: Sequence[Part]) -> FlowBuilder:
         """Soft routing: all experts run, the value becomes their sum weighted by `router(value): (batch, ..., experts)`."""
-        return self._add(Step("gate", (router, *experts)))
+        return self._add(Step("gate", (router, *self._several("gate", experts))))
 
     def switch(self, selector: Part, branches: Sequence[Part], *, per_sample: bool = False) -> FlowBuilder:
         """Hard routing: only the branch that `selector(value)` chooses runs; with `per_sample` each sample has its own.
 
         The selector gives an integer (per sample: (batch,) integers; booleans count as 0 and 1) or scores (batch, branches).
         """
-        return self._add(Step("switch", (selector, *branches), options={"per_sample": per_sample}))
+        parts = (selector, *self._several("switch", branches))
+        return self._add(Step("switch", parts, options={"per_sample": per_sample}))
 
     def map(self, body: Part) -> FlowBuilder:
         """Apply `body` to each element; of what is said by `each`, `over` or `slices`, which comes next."""
@@ -122,7 +125,7 @@ class FlowBuilder:
 
     def over(self, tag: str) -> FlowBuilder:
         """Map over the rows of a named value; the result goes on as the value."""
-        return self._complete("over", "map", over="tag", tag=tag)
+        return self._complete("over", "map", over="tag", tag=self._name("over", tag))
 
     def slices(self, n: int) -> FlowBuilder:
         """Map over `n` equal slices of the last dimension; the results are put side by side again."""
@@ -134,17 +137,17 @@ class FlowBuilder:
 
     def tag(self, name: str) -> FlowBuilder:
         """Name the value of the step before, for `using`, label paths and observation."""
-        self._steps[-1].tags = (*self._steps[-1].tags, name)
+        self._steps[-1].tags = (*self._steps[-1].tags, self._name("tag", name))
         return self
 
     def internal(self, name: str) -> FlowBuilder:
         """Name the value of the step before for this flow only: no other flow can address or observe it."""
-        self._steps[-1].internal = (*self._steps[-1].internal, name)
+        self._steps[-1].internal = (*self._steps[-1].internal, self._name("internal", name))
         return self
 
     def tag_group(self, name: str) -> FlowBuilder:
         """Name the branches of the `split` before: `name_0`, `name_1`, ..."""
-        self._steps[-1].group = name
+        self._steps[-1].group = self._name("tag_group", name)
         return self
 
     def using(self, *names: str, **renamed: str) -> FlowBuilder:
@@ -158,17 +161,19 @@ class FlowBuilder:
         scalar or a single row is for all of them, and another first dimension is an error. What is the same for every
         sample, a weight matrix say, is therefore passed with a first dimension of 1.
         """
+        for name in (*names, *renamed.values()):
+            self._name("using", name)
         self._steps[-1].using = {**self._steps[-1].using, **{n: n for n in names}, **renamed}
         return self
 
     def input(self, *names: str) -> FlowBuilder:
         """Further arguments of `forward`, by name, for `using`."""
-        self._inputs.extend(names)
+        self._inputs.extend(self._name("input", name) for name in names)
         return self
 
     def label(self, name: str) -> FlowBuilder:
         """Name this flow: inside another one it is addressed by that name."""
-        self._label = name
+        self._label = self._name("label", name)
         return self
 
     def copy(self) -> FlowBuilder:
@@ -206,6 +211,23 @@ class FlowBuilder:
             raise FlowError(f"step {len(self._steps)}, {step}: {method} comes second, {option!r} is said already")
         self._steps[-1] = replace(step, parts=(*step.parts, *parts), options={**step.options, **options})
         return self
+
+    def _several(self, method: str, parts: Any) -> tuple[Part, ...]:
+        """The parts of a step that takes several."""
+        if not isinstance(parts, Iterable) or isinstance(parts, (str, Mapping)):
+            raise FlowError(f"{self._next(method, parts)}: several parts are needed: give a list, [a, b]")
+        return tuple(parts)
+
+    def _name(self, method: str, name: Any) -> str:
+        """A name that the user gives to, or wants from, the step before or the flow."""
+        if not isinstance(name, str):
+            number, step = len(self._steps), self._steps[-1]
+            raise FlowError(f"step {number}, {step}: {method} takes a name, not {name!r}: give text")
+        return name
+
+    def _next(self, method: str, part: Any) -> str:
+        """How messages call the step that is being added."""
+        return f"step {len(self._steps) + 1}, {Step(method, (part,))}"
 
     def __repr__(self) -> str:
         return ".".join(str(s) for s in self._steps)

@@ -29,11 +29,12 @@ def make_composite(step: Step, share: Share) -> nn.Module:
 
 
 def _loop(step: Step, share: Share) -> nn.Module:
-    body, emits, times = step.parts[0], step.options["emits"], step.options.get("times")
-    if times is None:
+    body, emits = step.parts[0], step.options["emits"]
+    if "times" not in step.options:
         raise FlowError("how often? Add .for_n(n), .while_cond(condition, max) or .until_cond(condition, max)")
-    if not isinstance(times, int) or times < 1:
-        raise FlowError(f"a loop runs at least once, not {times!r} times")
+    times = step.options["times"]
+    if not _is_count(times):
+        raise FlowError(f"a loop runs at least once, not {times!r} times: give a whole number")
     if len(step.parts) == 1:
         share({"body": body})
         return Loop(_child(body), times, emits)
@@ -63,14 +64,18 @@ def _map(step: Step, share: Share) -> nn.Module:
     over, slices = step.options.get("over"), step.options.get("slices", 0)
     if over is None:
         raise FlowError("over what? Add .each(), .over(tag) or .slices(n)")
-    if over == "slices" and (not isinstance(slices, int) or slices < 1):
-        raise FlowError(f"a value has at least one slice, not {slices!r}")
+    if over == "slices" and not _is_count(slices):
+        raise FlowError(f"a value has at least one slice, not {slices!r}: give a whole number")
     share({"body": step.parts[0]})
     return Map(_child(step.parts[0]), slices=slices, batched=step.options.get("batched", False))
 
 
 def _child(part: Any) -> nn.Module:
     return part if isinstance(part, nn.Module) else Function(part)
+
+
+def _is_count(n: Any) -> bool:
+    return isinstance(n, int) and not isinstance(n, bool) and n >= 1
 
 
 def _numbered(name: str, parts: Sequence[Any]) -> dict[str, Any]:

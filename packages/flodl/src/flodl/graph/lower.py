@@ -15,7 +15,7 @@ from flodl.graph.builder import FlowBuilder, Step
 from flodl.graph.composites import make_composite
 from flodl.graph.model import Graph
 from flodl.graph.names import STREAM, check_names, snake_case, suggestion, usable
-from flodl.graph.parts import misfit, takers
+from flodl.graph.parts import REMEDY, misfit, takers
 from flodl.graph.plan import Call, Line, Plan, Ref, add
 from flodl.graph.state import StateCell
 
@@ -123,14 +123,20 @@ class _Lowering:
             raise self._error("there is no split to merge")
         branches = tuple(Ref(name) for name in self._split[1])
         self._split = None
-        how = step.options["how"]
+        how, dim = step.options["how"], step.options["dim"]
+        if isinstance(how, str) and extra:
+            raise self._error(
+                "this merge takes no named values: merge with a callable that does, or use them in a later step"
+            )
+        if not isinstance(dim, int) or isinstance(dim, bool):
+            raise self._error(f"dim={dim!r} is no dimension: give an integer")
         value: Any
         if how in ("add", "mean"):
             value = Call(add, branches) if len(branches) > 1 else branches[0]
             if how == "mean":
                 value = Call(operator.truediv, (value, len(branches)))
         elif how == "cat":
-            value = Call(torch.cat, (branches,), (("dim", step.options["dim"]),))
+            value = Call(torch.cat, (branches,), (("dim", dim),))
         elif isinstance(how, str):
             raise self._error(f"unknown merge {how!r}.{nearest(how, _MERGES)}")
         else:
@@ -154,7 +160,7 @@ class _Lowering:
         taken = {name: takers(parts, name) for name in extra}
         for name, roles in taken.items():
             if not roles and len(parts) > 1:
-                raise FlowError(f"none of its parts takes the keyword argument {name!r}")
+                raise FlowError(f"none of its parts takes the keyword argument {name!r}; {REMEDY}")
         if len(parts) == 1:  # whether it takes the names is said by the check below
             taken = {name: [*parts] for name in extra}
         shares = {role: tuple(n for n in extra if role in taken[n]) for role in parts}

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from flodl.errors import FlowError, nearest
-from flodl.graph.paths import Place, find_module, find_value, flows, plan_of
+from flodl.graph.paths import Place, check_path, find_module, find_value, flows, plan_of
 from flodl.graph.records import Hook, Records
 from flodl.graph.traces import Trace
 from flodl.graph.trend import Trend, Trends
@@ -96,6 +96,7 @@ class Observed:
 
     def record(self, name: str, value: Tensor | float) -> None:
         """Add a number of your own (a loss) under any name; a dotted name belongs to the part that it begins with."""
+        check_path(name)
         part, _, last = name.rpartition(".")
         records, prefix = self._part_records(part)
         records.record(prefix + last, value.detach() if isinstance(value, Tensor) else value)
@@ -110,6 +111,7 @@ class Observed:
 
     def trend(self, name: str) -> Trend:
         """The means of a collected or recorded name, one for each flush."""
+        check_path(name)
         part, _, last = name.rpartition(".")
         known: dict[str, Trend] = {}
         for path, records in [("", self._records), *((p, f.__dict__["_records"]) for p, f, _ in flows(self._root))]:
@@ -136,6 +138,7 @@ class Observed:
 
     def _expanded(self, name: str) -> list[str]:
         """A tag group gives its tags, with the same beginning."""
+        check_path(name)
         part, _, last = name.rpartition(".")
         try:
             plan = plan_of(find_module(self._root, part))

@@ -9,10 +9,13 @@ from typing import Any
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-__all__ = ["Function", "Part", "misfit", "part_name", "pick", "signature_of", "takers"]
+__all__ = ["REMEDY", "Function", "Part", "misfit", "part_name", "pick", "signature_of", "takers"]
 
 #: A module, any callable on tensors, or a flow builder that is built where it stands.
 Part = Any
+
+#: What to do when a part takes no argument of the name that `using` gives it.
+REMEDY = 'rename it with .using(argument="tag"), or give the part a parameter of that name'
 
 
 class Function(nn.Module):
@@ -84,12 +87,14 @@ def misfit(part: Part, positional: int, names: Sequence[str]) -> str:
         for name, parameter in part.named_parameters():
             if not is_lazy(parameter) and parameter.numel() == 0:
                 return f"parameter {name!r} has shape {tuple(parameter.shape)}: a layer without weights learns nothing"
+        if type(part).forward is nn.Module.forward and "forward" not in part.__dict__:
+            return f"{type(part).__name__} has no forward: chain modules with nn.Sequential, or run them with split or gate"
     signature = signature_of(part)
     if signature is None:
         return ""
     try:
         signature.bind(*range(positional), **dict.fromkeys(names))
     except TypeError as error:
-        hint = "" if names else "; name further values with .using(...)"
+        hint = f"; {REMEDY}" if names else "; name further values with .using(...)"
         return f"{part_name(part)} takes ({', '.join(signature.parameters)}): {error}{hint}"
     return ""

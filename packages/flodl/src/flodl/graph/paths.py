@@ -10,7 +10,7 @@ from torch import nn
 from flodl.errors import FlowError, nearest
 from flodl.graph.plan import Plan
 
-__all__ = ["Place", "find_module", "find_value", "flows"]
+__all__ = ["Place", "check_path", "find_module", "find_value", "flows"]
 
 
 class Place(NamedTuple):
@@ -41,9 +41,16 @@ def flows(root: nn.Module) -> Iterator[tuple[str, nn.Module, Plan]]:
             yield path, module, plan
 
 
+def check_path(path: object) -> None:
+    """Raises `FlowError` for a path that is no text: nothing must not stand for the whole model by accident."""
+    if not isinstance(path, str):
+        raise FlowError(f"a path is text such as 'encoder.scan', not {path!r}; the empty text is the whole model")
+
+
 def find_module(root: nn.Module, path: str) -> nn.Module:
     """The module at `path`; for a tag, the module that makes the value. Raises `FlowError` with the nearest valid names."""
     module = root
+    check_path(path)
     for depth, part in enumerate(path.split(".") if path else []):
         found = None if depth and _is_internal(module, part) else module._modules.get(part)
         if found is None:
@@ -63,6 +70,7 @@ def find_value(root: nn.Module, path: str) -> Place:
     A bare name that the root does not have may be a tag or an emitted name anywhere below, if only one part has it.
     Raises `FlowError` with the nearest valid names.
     """
+    check_path(path)
     parts = path.split(".")
     module, loops = root, list[tuple[nn.Module, str]]()
     for depth, part in enumerate(parts):

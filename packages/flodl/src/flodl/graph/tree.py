@@ -28,7 +28,7 @@ class Tree:
 
     def validate_path(self, path: str) -> Literal["module", "tag"]:
         """What is at `path`: a tag or a module; raises `FlowError` when nothing is."""
-        if not path:
+        if path == "":
             return "module"
         return "module" if find_value(self._root, path).kind == "module" else "tag"
 
