@@ -112,7 +112,8 @@ class AdaptiveLoop(nn.Module):
             running = running & ~last
             if self._trace is not None:
                 self._trace.next_iteration()
-            if is_dry() or not running.any():
+            # A dry run has no values to decide by: the body must fit what it gives itself, so two iterations tell.
+            if (is_dry() and iteration > 0) or (not is_dry() and not running.any()):
                 break
         if not is_dry():
             self.condition.ponder_cost = iterations + remainder

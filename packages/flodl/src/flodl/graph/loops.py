@@ -86,18 +86,32 @@ class ConditionalLoop(nn.Module):
 
     def forward(self, x: Tensor, **named: Any) -> Tensor:
         """x: (batch, ...) -> (batch, ...)"""
-        if is_dry():  # no values to decide by: every part must fit, once
-            if self.kind == "while":
-                self._answer(x, pick(named, self._takes["condition"]))
-            x = self.body(x, **pick(named, self._takes["body"]))
-            if self.kind == "until":
-                self._answer(x, pick(named, self._takes["condition"]))
-            return x
+        if is_dry():
+            return self._try(x, named)
         run = self._run_per_sample if self.per_sample else self._run
         if self._trace is None:
             return run(x, named)
         with self._trace.run():
             return run(x, named)
+
+    def _try(self, x: Tensor, named: dict[str, Any]) -> Tensor:
+        """A dry run has no values to decide by: every part must fit, the body also on what it gives itself."""
+        first = x
+        for iteration in range(min(self.max, 2)):
+            if self.kind == "while":
+                self._answer(x, pick(named, self._takes["condition"]))
+            y = self.body(x, **pick(named, self._takes["body"]))
+            if self.kind == "until":
+                self._answer(y, pick(named, self._takes["condition"]))
+            # Samples that leave at different iterations are put together again.
+            if self.per_sample and (self.kind == "while" or iteration) and y.shape != x.shape:
+                raise StepError(
+                    f"the body of a per_sample loop keeps the shape: it got {tuple(x.shape)}, gave {tuple(y.shape)}"
+                )
+            if iteration == 0:
+                first = y
+            x = y
+        return first
 
     def _run(self, x: Tensor, named: dict[str, Any]) -> Tensor:
         body_named, condition_named = pick(named, self._takes["body"]), pick(named, self._takes["condition"])

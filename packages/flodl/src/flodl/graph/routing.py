@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree
 
 from flodl.errors import StepError
 from flodl.graph.dry import is_dry
@@ -131,17 +132,15 @@ class Switch(nn.Module):
     def forward(self, x: Any, **named: Any) -> Any:
         """x: what the parts take; (batch, ...) with per_sample"""
         choice = self._answer(x, pick(named, self._takes["selector"]))
-        if is_dry():  # no values to choose by: every branch must fit
-            outputs = [self._branch(i, x, named) for i in range(len(self.branches))]
-            return outputs[0]
+        if is_dry():
+            return self._try_all(choice, x, named)
         if self.per_sample:
             return self._grouped(choice, x, named)
         if isinstance(choice, Tensor):
+            self._check_number(choice, x)
             if choice.is_floating_point():
                 choice = choice.reshape(-1, choice.shape[-1]).mean(dim=0).argmax()
-            elif choice.numel() != 1:
-                raise StepError(f"the selector chose {choice.numel()} branches for one batch: use per_sample=True")
-            choice = _number(choice)
+            choice = self._checked(_number(choice))
         return self._branch(choice, x, named)
 
     def _answer(self, x: Any, named: dict[str, Any]) -> int | Tensor:
@@ -153,7 +152,7 @@ class Switch(nn.Module):
                     "a selector answers with an integer, integers (batch,) or scores (batch, branches), "
                     f"this one with {type(answer).__name__}"
                 )
-            return int(answer)
+            return self._checked(int(answer))
         scores = answer.shape[-1] if answer.is_floating_point() and answer.ndim else 0
         if answer.is_floating_point() and scores != len(self.branches):
             raise StepError(
@@ -162,22 +161,45 @@ class Switch(nn.Module):
             )
         return answer.long() if answer.dtype is torch.bool else answer
 
-    def _branch(self, index: int, x: Any, named: dict[str, Any]) -> Any:
+    def _try_all(self, choice: int | Tensor, x: Any, named: dict[str, Any]) -> Any:
+        """A dry run has no values to choose by: every branch must fit, with one shape, and so must the choice's shape."""
+        if isinstance(choice, Tensor):
+            self._check_number(choice, x)
+        outputs = [self._branch(i, x, named) for i in range(len(self.branches))]
+        shapes = [str(_pytree.tree_map_only(Tensor, lambda t: tuple(t.shape), y)) for y in outputs]
+        if len(set(shapes)) > 1:
+            raise StepError(f"the branches give different shapes: {', '.join(shapes)}")
+        return outputs[0]
+
+    def _check_number(self, choice: Tensor, x: Any) -> None:
+        """One choice is needed, or one for each sample."""
+        scores = choice.is_floating_point()
+        if self.per_sample:
+            numbers = choice.shape[:-1].numel() if scores else choice.numel()
+            if numbers != x.shape[0]:
+                raise StepError(
+                    f"a per_sample selector chooses once per sample: {x.shape[0]} samples, {tuple(choice.shape)} "
+                    f"{'scores' if scores else 'choices'}"
+                )
+        elif not scores and choice.numel() != 1:
+            raise StepError(f"the selector chose {choice.numel()} branches for one batch: use per_sample=True")
+
+    def _checked(self, index: int) -> int:
         if not 0 <= index < len(self.branches):
             raise StepError(f"the selector chose branch {index}, there are {len(self.branches)}")
+        return index
+
+    def _branch(self, index: int, x: Any, named: dict[str, Any]) -> Any:
         return self.branches[index](x, **pick(named, self._takes[f"branches.{index}"]))
 
     def _grouped(self, choice: Any, x: Tensor, named: dict[str, Any]) -> Tensor:
         batch = x.shape[0]
         if isinstance(choice, int):
             return self._branch(choice, x, named)  # type: ignore[no-any-return]
+        self._check_number(choice, x)
         if choice.is_floating_point():
             choice = choice.argmax(dim=-1)
-        if choice.numel() != batch:
-            raise StepError(
-                f"a per_sample selector chooses once per sample: {batch} samples, {tuple(choice.shape)} choices"
-            )
-        groups = _groups(choice.reshape(batch))
+        groups = [(self._checked(i), rows) for i, rows in _groups(choice.reshape(batch))]
         outputs = [self._branch(i, x.index_select(0, rows), rows_of(named, rows, batch)) for i, rows in groups]
         return torch.cat(outputs).index_select(0, torch.cat([rows for _, rows in groups]).argsort())
 
