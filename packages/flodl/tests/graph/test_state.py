@@ -177,6 +177,23 @@ def test_an_example_is_enough_to_compile_before_the_first_call() -> None:
         torch.testing.assert_close(got, model(x))
 
 
+@pytest.mark.parametrize("example", [None, torch.zeros(2, 4, dtype=F64)])
+def test_an_export_leaves_the_state_of_the_model_alone(example: Tensor | None) -> None:
+    flow = fl.flow(fl.StateAdd()).using("h").through(linear()).tag("h")
+    model = flow.build() if example is None else flow.build(example=example)
+    twice = fl.flow(nn.Identity()).loop_body(model).for_n(2).build()  # the second run starts from what the first left
+    x = torch.randn(3, 4, dtype=F64)
+    once_program, twice_program = torch.export.export(model, (x,)), torch.export.export(twice, (x,))
+    assert model.get_submodule("h_state").value is None
+    pickle.loads(pickle.dumps(model))
+    first = model(x)
+    torch.testing.assert_close(once_program.module()(x), first)
+    torch.testing.assert_close(twice_program.module()(x), model(first))
+    model.detach_state()
+    torch.export.export(model, (x,))
+    assert type(model.get_submodule("h_state").value) is Tensor
+
+
 def test_a_dry_run_in_one_thread_is_none_in_another() -> None:
     model = fl.flow(nn.Identity()).tag("seen").build()
     model.observe("seen")

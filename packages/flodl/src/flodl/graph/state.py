@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from flodl.errors import StepError
+from flodl.graph.dry import is_dry
 
 __all__ = ["StateAdd", "StateCell", "Zero", "zero_of"]
 
 
+#: Values written while torch.export traces the live model, for a flow that is called again in the same trace.
+_traced: WeakKeyDictionary[StateCell, FakeTensor] = WeakKeyDictionary()
 #: Shape, type and device of a carried value.
 Zero = tuple[tuple[int, ...], torch.dtype, torch.device]
 
@@ -51,6 +56,10 @@ class StateCell(nn.Module):
         if self.probed:
             self.stream = zero_of(like)
         if self.value is None:
+            if isinstance(like, FakeTensor):
+                traced = _traced.get(self)
+                if traced is not None and traced.fake_mode is like.fake_mode:  # of this trace, not of an earlier one
+                    return traced
             if self.problem:
                 raise StepError(self.problem)
             if self._shape is None:
@@ -65,6 +74,9 @@ class StateCell(nn.Module):
 
     def write(self, value: Tensor) -> None:
         """Keep `value` for the next call, with its gradient history (`detach` cuts it)."""
+        if isinstance(value, FakeTensor) and not isinstance(self.value, FakeTensor) and not is_dry():
+            _traced[self] = value  # torch.export runs the flow; it would leave this value in the live model
+            return
         self.value = value
         self._shape = tuple(value.shape)
 
