@@ -17,7 +17,7 @@ from flodl_cli.project import find_program
 __all__ = ["Entry", "Known", "ask", "cached"]
 
 TIMEOUT_S = 20.0
-_FORMAT = 1  # of the cache
+_FORMAT = 2  # of the cache
 _PYTHON = re.compile(r"python[0-9.]*")
 
 

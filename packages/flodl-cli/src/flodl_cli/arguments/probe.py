@@ -1,7 +1,7 @@
 """Asks a script for its parser: `python probe.py OUT.json file SCRIPT` (or `module NAME`), in the project's own Python.
 
 Only the slice of the script that builds the parser runs. Where it would parse, the parser is written to OUT.json as data and
-the process ends, so nothing behind that point runs either. Imports nothing but the standard library and its neighbour slice.py.
+the process ends, so nothing behind that point runs either. Imports nothing but the standard library and its neighbours.
 """
 
 from __future__ import annotations
@@ -35,9 +35,11 @@ def main() -> None:
         script = str(found.origin)
     else:
         sys.path.insert(0, os.path.dirname(os.path.abspath(script)))
-    module = neighbour("slice", here).cut(ast.parse(pathlib.Path(script).read_bytes(), script))
+    cut = neighbour("slice", here).cut(ast.parse(pathlib.Path(script).read_bytes(), script))
+    module = neighbour("trust", here).believed(*cut) if cut is not None else None
     if module is None:
         write(out, None, [script])
+    assert module is not None
     sys.argv = [script]
     space = types.ModuleType("__main__")
     space.__dict__.update(__file__=script, __package__=target.rpartition(".")[0] if kind == "module" else None)
@@ -48,7 +50,7 @@ def main() -> None:
 
 
 def neighbour(name: str, folder: str) -> Any:
-    """slice.py, whose name might be that of a module of the project."""
+    """slice.py or trust.py, whose names might be those of modules of the project."""
     spec = importlib.util.spec_from_file_location("_fdl_" + name, os.path.join(folder, name + ".py"))
     assert spec is not None
     assert spec.loader is not None
@@ -136,7 +138,7 @@ def argparse_action(action: Any) -> dict[str, Any]:
         "kind": kind,
         "checked": action.type in (None, int, float, str)
         or (isinstance(action.type, type) and issubclass(action.type, enum.Enum)),
-        "choices": None if action.choices is None else [plain(c) for c in action.choices],
+        "choices": [plain(c) for c in action.choices or ()] or None,  # none at all: filled by something not seen
         "default": None if action.default is argparse.SUPPRESS else plain(action.default),
         "required": bool(action.required) if action.option_strings else action.nargs not in ("?", "*"),
         "nargs": action.nargs if kind not in ("flag", "count") else None,
@@ -194,7 +196,7 @@ def click_type(kind: Any) -> tuple[str, list[Any] | None]:
     choices = getattr(kind, "choices", None)
     if choices is None or not getattr(kind, "case_sensitive", True):
         return kinds.get(str(getattr(kind, "name", "")), "str"), None
-    return "str", [plain(c) for c in choices]
+    return "str", [plain(c) for c in choices] or None
 
 
 def annotated_type(annotation: Any) -> tuple[str, list[Any] | None]:

@@ -19,8 +19,11 @@ _PARSING = {"parse_args", "parse_known_args", "parse_intermixed_args", "parse_ar
 _FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
-def cut(tree: ast.Module) -> ast.Module | None:
-    """A module that does nothing but build the parser and hand it over, or None when the script has none."""
+def cut(tree: ast.Module) -> tuple[ast.Module, list[ast.stmt]] | None:
+    """A module that does nothing but build the parser and hand it over, and the statements before that it leaves out.
+
+    None when the script has no parser.
+    """
     top = list(_flat(tree.body))
     parsers = _parse_functions(tree)
     index = next(
@@ -30,15 +33,21 @@ def cut(tree: ast.Module) -> ast.Module | None:
         index = _command_call(top)
     if index is not None:
         kept, _ = _slice(top[:index], _names(top[index]))
-        return _module([*kept, top[index]])
+        return _module([*kept, top[index]]), _without(top[:index], kept)
     function = next((f for f in _functions(top) if any(_parses(s, parsers) for s in f.body)), None)
     if function is None:
         return None
     at = next(i for i, s in enumerate(function.body) if _parses(s, parsers))
     body, needed = _slice(function.body[:at], _names(function.body[at]))
     parameters = [a.arg for a in (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)]
-    kept, _ = _slice([s for s in top if s is not function], needed - set(parameters))
-    return _module([*kept, *_call_of([*body, function.body[at]], parameters)])
+    others = [s for s in top if s is not function]
+    kept, _ = _slice(others, needed - set(parameters))
+    left_out = [*_without(others, kept), *_without(function.body[:at], body)]
+    return _module([*kept, *_call_of([*body, function.body[at]], parameters)]), left_out
+
+
+def _without(statements: Sequence[ast.stmt], kept: Sequence[ast.stmt]) -> list[ast.stmt]:
+    return [s for s in statements if not any(s is k for k in kept)]
 
 
 def _flat(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
