@@ -99,14 +99,16 @@ def test_a_deletion_is_part_of_the_document(write: Write) -> None:
         ("a: ${b}\nb: { c: '${d}' }\nd: true", {"a": {"c": True}, "b": {"c": True}, "d": True}),
         ("a: is ${b}\nb: false", {"a": "is false", "b": False}),
         ("a: $${b}\nb: 1", {"a": "${b}", "b": 1}),
+        ("a: ${env:MISSING:${env:N}}\nb: 'x ${env:MISSING:${env:GONE:c}-${c}}'\nc: 1", {"a": 3, "b": "x c-1", "c": 1}),
+        ("a: ${env:MISSING:{}}", {"a": "{}"}),
         ('a: ${"x.y".z}\nx.y: { z: 1 }', {"a": 1, "x.y": {"z": 1}}),
-        ("commands: { t: { run: 'echo ${HOME} ${x.y} ${env:N}' } }\nx: { y: 5 }", None),
+        ("commands: { t: { run: 'echo ${HOME} ${x.y} ${env:N} ${HOME' } }\nx: { y: 5 }", None),
     ],
 )
 def test_references(write: Write, text: str, expected: dict[str, Any] | None) -> None:
     result = values(write, text, environ={"N": "3"})
     if expected is None:
-        assert result["commands"]["t"]["run"] == "echo ${HOME} 5 3"
+        assert result["commands"]["t"]["run"] == "echo ${HOME} 5 3 ${HOME"
     else:
         assert result == expected
 
@@ -119,11 +121,39 @@ def test_references(write: Write, text: str, expected: dict[str, Any] | None) ->
         ("a: ${dbp.policy}\nddp: { policy: x }", "${dbp.policy}: there is no setting 'dbp'. Did you mean 'ddp'?"),
         ("a: ${env:NOT_SET}", "the environment variable NOT_SET is not set"),
         ("a: x ${b}\nb: { c: 1 }", "${b} is a map: it can only be a whole value"),
+        ("a: ${}", "${}: '' is not the name of a setting"),
+        ("a: x${.}", "${.}: '.' is not the name of a setting"),
+        ('a: "a${env:X b"', "a `${` without its `}`"),
+        ("commands: { t: { run: 'echo ${env:X' } }", "a `${` without its `}`"),
+        ("a: ${b.${c}}\nb: { d: 1 }\nc: d", "the name of a setting holds no other reference"),
     ],
 )
 def test_references_that_lead_nowhere_are_told(write: Write, text: str, said: str) -> None:
     problems = layered(write, text).problems
     assert said in "\n".join(p.message for _, p in problems)
+    assert all(p.place is not None and p.place.source.path for _, p in problems)
+
+
+@pytest.mark.parametrize(
+    ("level", "first", "said"),
+    [
+        ("'${o.a%d}${o.a%d}'", "'0123456789'", "more than 1 MB with its references written out"),
+        ("['${o.a%d}', '${o.a%d}']", "[1, 2]", "more than 200000 values with its references written out"),
+        ("'${o.a%d}'", "1", "references more than 60 deep"),
+    ],
+)
+def test_a_bomb_of_references_is_refused(write: Write, level: str, first: str, said: str) -> None:
+    count = 99 if "deep" in said else 30
+    levels = [f"  a{i}: " + level.replace("%d", str(i - 1)) for i in range(count, 0, -1)]
+    problems = layered(write, "\n".join(["o:", *levels, f"  a0: {first}"])).problems
+    assert said in problems[0][1].message
+    assert problems[0][1].render().startswith("fdl.yml:")
+
+
+def test_all_references_together_are_limited(write: Write) -> None:
+    lines = [f"b{i}: '${{a}}${{a}}'" for i in range(20)]
+    problems = layered(write, f"a: {'x' * 400_000}\n" + "\n".join(lines)).problems
+    assert "more than 8 MB in all" in problems[0][1].message
 
 
 def test_overlays_see_each_others_references(write: Write) -> None:
@@ -176,3 +206,11 @@ def test_a_setting_that_is_none_is_told(fdl: Fdl, write: Write, setting: str) ->
     result = fdl("--set", setting, "show")
     assert result.code == 2
     assert "for example" in result.err
+    assert setting in result.err
+
+
+def test_a_variable_that_names_no_setting_is_told(fdl: Fdl, write: Write) -> None:
+    write("fdl.yml", "commands: { show: { run: echo } }")
+    result = fdl("show", env={"FDL_SET_": "8"})
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith("fdl: FDL_SET_=8: '' is not the name of a setting")

@@ -110,7 +110,11 @@ def _setting(name: str, text: str, label: str) -> Node:
     """One setting as a layer of its own."""
     from flodl_cli.config.yaml import parse_yaml_value
 
-    path = split_dotted(name)
+    try:
+        path = split_dotted(name)
+    except CliError as error:
+        given = f"{label} {name}={text}" if label == "--set" else f"{label}={text}"
+        raise CliError(*(f"{given}: {p.message}" for p in error.problems)) from None
     source = Source(label, text)
     try:
         node = parse_yaml_value(source)

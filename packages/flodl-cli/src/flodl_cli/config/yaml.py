@@ -146,6 +146,9 @@ class _Composer:
         if tag in (None, "!"):
             return ""
         name = str(tag).removeprefix(_CORE).removeprefix("!")
+        if name not in allowed and name in _MERGE_TAGS:
+            wanted = "replaces a map" if name == "replace" else "extends a list: write a list behind it"
+            raise CliError(Problem(f"!{name} {wanted}", self.at(event)))
         if name not in allowed:
             names = [f"!{a}" if a in _MERGE_TAGS else f"!!{a}" for a in allowed]
             raise CliError(Problem(f"unknown tag '!{name}'.{nearest('!' + name, names)}", self.at(event)))
