@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
@@ -179,3 +180,42 @@ def test_the_hash_tells_structure_and_not_values() -> None:
         build(tag="g").structural_hash(),
     }
     assert len(others) == 6
+
+
+def test_the_hash_tells_who_takes_a_named_value() -> None:
+    def plus(x: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
+        return x + h
+
+    def first(x: torch.Tensor, **named: torch.Tensor) -> torch.Tensor:
+        return plus(x, **named)
+
+    def other(x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    def alike(*functions: object) -> list[object]:
+        for function in functions:
+            function.__name__ = "f"  # type: ignore[attr-defined]
+        return list(functions)
+
+    x = fl.flow(nn.Identity()).tag("h")
+    a, b = alike(first, other)
+    for build in (
+        lambda *parts: x.copy().gate(nn.Softmax(-1), parts),
+        lambda *parts: x.copy().switch(fl.FixedSelector(0), parts),
+        lambda *parts: x.copy().loop_body(parts[0]).until_cond(parts[1], 3),
+    ):
+        hashes = {build(*parts).using("h").build().structural_hash() for parts in ((a, b), (b, a), (a, a))}
+        assert len(hashes) == 3
+
+
+def test_the_hash_tells_the_function_of_a_partial() -> None:
+    tall, wide = functools.partial(torch.softmax, dim=1), functools.partial(torch.cumsum, dim=1)
+    for build in (
+        lambda function: fl.flow(function),
+        lambda function: fl.flow(functools.partial(function)),
+        lambda function: fl.flow(nn.Identity()).map(function).each(),
+    ):
+        assert len({build(f).build().structural_hash() for f in (tall, wide, torch.tanh)}) == 3
+        again = functools.partial(torch.softmax, dim=1)
+        assert build(again).build().structural_hash() == build(tall).build().structural_hash()
+    assert "x = partial_softmax(x)" in fl.flow(tall).build().code

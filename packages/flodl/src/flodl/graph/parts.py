@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -40,6 +41,8 @@ def part_name(part: Part) -> str:
         return str(getattr(part, "label", "") or type(part).__name__.removeprefix("Graph") or "flow")
     if hasattr(part, "_steps"):  # a FlowBuilder, which imports this module
         return part._label or "flow"
+    if isinstance(part, partial):
+        return f"partial_{part_name(part.func)}"
     name = getattr(part, "__name__", None) or type(part).__name__
     return "lambda" if name == "<lambda>" else str(name)
 

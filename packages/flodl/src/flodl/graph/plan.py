@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import keyword
 import linecache
 import operator
 import types
@@ -18,6 +19,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import fx
+
+from flodl.graph.parts import part_name
 
 __all__ = ["Call", "Line", "Plan", "Ref", "add"]
 
@@ -173,10 +176,10 @@ class _Printer:
             # a path may hold numbers (`experts.0`), which attribute syntax cannot
             path = "".join(f".{p}" if p.isidentifier() else f"[{p}]" for p in call.target.split(".") if p)
             return f"self{path}.{call.method}" if call.method else f"self{path}"
-        name = getattr(call.target, "__name__", type(call.target).__name__)
+        name = part_name(call.target)
         if getattr(torch, name, None) is call.target:
             return f"torch.{name}"
-        name = name if name.isidentifier() else f"step_{self._step}"
+        name = name if name.isidentifier() and not keyword.iskeyword(name) else f"step_{self._step}"
         for candidate in itertools.chain([name], (f"{name}_{i}" for i in itertools.count(2))):
             if self.globals.get(candidate) is call.target:
                 return candidate

@@ -17,8 +17,9 @@ __all__ = ["structural_hash"]
 def structural_hash(root: nn.Module) -> str:
     """SHA-256 over a text that holds the topology, the kinds of modules and the shapes of parameters and buffers.
 
-    Functions count by name only (all lambdas are alike), settings of modules that show in no shape (a stride, a dropout
-    rate) not at all. A part that stands in two places is described once and referred to.
+    Functions count by name only (all lambdas are alike, a partial by the name of its function), settings of modules that
+    show in no shape (a stride, a dropout rate) not at all. A part that stands in two places is described once and
+    referred to.
     """
     return hashlib.sha256("\n".join(_lines(root)).encode()).hexdigest()
 
@@ -38,6 +39,8 @@ def _lines(root: nn.Module) -> Iterator[str]:
         else:
             ours = type(module).__module__.startswith("flodl.graph.")
             yield f"{path}: {type(module).__qualname__}({module.extra_repr() if ours else ''})"
+            takes = module.__dict__.get("_takes", {}) if ours else {}
+            yield from (f"{path}.{part} takes {', '.join(sorted(names))}" for part, names in takes.items() if names)
         for kind, tensors in (("parameter", module._parameters), ("buffer", module._buffers)):
             for name, tensor in sorted(tensors.items()):
                 if tensor is not None:
