@@ -333,6 +333,36 @@ def test_an_error_of_the_users_own_code_keeps_its_type() -> None:
     assert notes == ["in flow, step 2 (through(broken)), input: x (2,)"]
 
 
+def added(x: Tensor, h: Tensor) -> Tensor:
+    with torch.enable_grad():
+        return x + h
+
+
+@pytest.mark.parametrize("function", [lambda x, h: x + h, added, lambda x, h: added(x, h), lambda x, h: x @ h])
+def test_tensors_that_do_not_fit_in_a_function_are_a_short_error(function: Callable[..., Tensor]) -> None:
+    model = fl.flow(nn.Linear(4, 5)).input("h").through(function).using("h").build()
+    with pytest.raises(fl.StepError, match=r"^flow, step 2 \(through\(\w+\)\): .*\n  input: x \(3, 5\), h \(3, 4\)$"):
+        model(torch.ones(3, 4), torch.ones(3, 4))
+
+
+def test_a_runtime_error_that_the_user_raises_is_the_users() -> None:
+    def broken(x: Tensor) -> Tensor:
+        raise RuntimeError("mine")
+
+    def passed_on(x: Tensor) -> Tensor:
+        try:
+            return x + torch.ones(7)
+        except RuntimeError as error:
+            raise RuntimeError("mine") from error
+
+    for function in (broken, passed_on):
+        with pytest.raises(RuntimeError, match="^mine") as caught:
+            fl.flow(nn.Identity()).through(function).build()(torch.ones(2))
+        assert type(caught.value) is RuntimeError
+        if hasattr(caught.value, "__notes__"):  # 3.10 has no notes
+            assert caught.value.__notes__ == [f"in flow, step 2 (through({function.__name__})), input: x (2,)"]
+
+
 def test_tags_that_look_like_the_names_the_forward_needs() -> None:
     a, b, c = linear(), linear(), linear()
     model = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import os
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -43,7 +44,7 @@ def explain(error: Exception, model: Graph, args: tuple[Any, ...], kwargs: dict[
     if isinstance(error, StepError) and str(error).startswith("flow"):  # of a nested flow, says where already
         return StepError(f"{where}, {step}\n  in {error}")
     ours = isinstance(error, StepError)  # of one of our modules
-    if ours or (type(error) in _MISFITS and not isinstance(error, FlodlError) and _from_torch(error.__traceback__)):
+    if ours or (type(error) in _MISFITS and not isinstance(error, FlodlError) and _from_torch(error)):
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         return StepError(f"{where}, {step}: {first}\n  input: {inputs}{_inner_part(error.__traceback__, model)}")
     if hasattr(error, "add_note"):
@@ -101,13 +102,23 @@ def _inner_part(trace: TracebackType | None, model: Graph) -> str:
 
 
 def _innermost(trace: TracebackType | None) -> str:
-    name = ""
-    while trace is not None:
-        name = trace.tb_frame.f_code.co_filename
+    """The file of the frame that raised."""
+    return _last(trace).tb_frame.f_code.co_filename if trace is not None else ""
+
+
+def _last(trace: TracebackType) -> TracebackType:
+    while trace.tb_next is not None:
         trace = trace.tb_next
-    return name
+    return trace
 
 
-def _from_torch(trace: TracebackType | None) -> bool:
-    name = _innermost(trace)
-    return name.startswith((_TORCH, _OURS, "<flow "))
+def _from_torch(error: Exception) -> bool:
+    trace = error.__traceback__
+    if _innermost(trace).startswith((_TORCH, _OURS, "<flow ")):
+        return True
+    if trace is None or type(error) is not RuntimeError:
+        return False
+    # A tensor's operators have no frame of their own: in a user's `x + h` the last frame is the user's. It is torch's
+    # error all the same, unless that frame is at a `raise`.
+    last = _last(trace)
+    return dis.opname[last.tb_frame.f_code.co_code[last.tb_lasti]] != "RAISE_VARARGS"
