@@ -66,6 +66,28 @@ def test_the_values_of_a_preset_are_checked_with_their_place(fdl: Fdl, entry: An
     assert parsed(fdl("go", "quick"))["n"] == 9  # its neighbour is not concerned
 
 
+def test_what_the_call_sets_wins_over_presets_and_folders(fdl: Fdl, write: Write) -> None:
+    write(
+        "fdl.yml",
+        "entry: echo\ntraining: { epochs: 7 }\ncommands:\n  cfg: { training: { seed: 5 } }\n"
+        "  good: { options: { n: 9, m: 1 } }\n  ap: { path: ap }\n",
+    )
+    write(
+        "ap/fdl.yml",
+        "entry: echo\ntraining: { epochs: 3 }\ncommands: { p2: { training: { epochs: 2, batch_size: 8 } } }\n",
+    )
+    assert '"training": {"epochs": 7, "seed": 45}' in fdl("--set", "training.seed=45", "--dry-run", "cfg").out
+    environ = {"FDL_SET_TRAINING__SEED": "46"}
+    assert '"training": {"epochs": 7, "seed": 46}' in fdl("--dry-run", "cfg", env=environ).out
+    assert '"seed": 47' in fdl("--set", "training.seed=47", "--dry-run", "cfg", env=environ).out
+    assert '"training": {"epochs": 7}' in fdl("--set", "training.seed=null", "--dry-run", "cfg").out
+    assert '"seed": 48' in fdl("--set", "commands.cfg.training.seed=48", "--dry-run", "cfg").out
+    assert fdl("--set", "options.n=45", "good").out == "--n 45 --m 1\n"
+    below = fdl("--set", "training.epochs=44", "--dry-run", "ap", "p2").out
+    assert '"training": {"epochs": 44, "batch_size": 8}' in below
+    assert '"seed": 5' in fdl("--dry-run", "cfg").out
+
+
 def test_a_misspelt_preset_is_told_the_nearest(fdl: Fdl, entry: Any, argparse_script: str) -> None:
     entry(argparse_script, PRESETS)
     result = fdl("go", "quik")

@@ -14,11 +14,11 @@ from flodl_cli.config.source import Source, read_source
 from flodl_cli.errors import CliError, Problem, nearest
 from flodl_cli.project import MANIFEST
 
-__all__ = ["RUN_SECTIONS", "Resolved", "Selection", "environments", "resolve"]
+__all__ = ["RUN_SECTIONS", "Resolved", "Selection", "environments", "of_the_call", "resolve"]
 
 RUN_SECTIONS = ("training", "ddp", "output", "options")  # what a preset may change
 LOCAL = "local"
-_PREFIX = "FDL_SET_"
+_PREFIX, _SET = "FDL_SET_", "--set"
 
 
 class Selection(NamedTuple):
@@ -69,7 +69,7 @@ def resolve(folder: Path, root: Path, selection: Selection, environ: Mapping[str
         layers.append(_read(local, root, environ))
         parts.append("local")
     from_environment = [_setting(_dotted_name(k), v, k) for k, v in sorted(environ.items()) if k.startswith(_PREFIX)]
-    from_call = [_setting(*_assignment(text), "--set") for text in selection.settings]
+    from_call = [_setting(*_assignment(text), _SET) for text in selection.settings]
     for part, nodes in (("environment", from_environment), ("--set", from_call)):
         wanted = [n for n in nodes if not inner or next(iter(n.entries())) in RUN_SECTIONS]
         layers += wanted
@@ -79,6 +79,20 @@ def resolve(folder: Path, root: Path, selection: Selection, environ: Mapping[str
         node = merge(node, layer)
     node, problems = interpolate(node, environ)
     return Resolved(node, tuple(layers), tuple(p for p in parts if p), tuple(problems))
+
+
+def of_the_call(node: Node) -> Node | None:
+    """What `--set` and FDL_SET_ variables set in a merged tree, as a layer of its own; None where they set nothing."""
+    label = node.place.source.label
+    if node.place.source.path is None and (label == _SET or label.startswith(_PREFIX)):
+        if node.deleted:
+            return Node(None, node.place, node.key)
+        if not isinstance(node.data, dict):
+            return node
+    if not isinstance(node.data, dict):
+        return None
+    data = {key: inner for key, value in node.data.items() if (inner := of_the_call(value)) is not None}
+    return node._replace(data=data, deleted=False, chain=()) if data else None
 
 
 def _read(path: Path, root: Path, environ: Mapping[str, str]) -> Node:
@@ -113,7 +127,7 @@ def _setting(name: str, text: str, label: str) -> Node:
     try:
         path = split_dotted(name)
     except CliError as error:
-        given = f"{label} {name}={text}" if label == "--set" else f"{label}={text}"
+        given = f"{label} {name}={text}" if label == _SET else f"{label}={text}"
         raise CliError(*(f"{given}: {p.message}" for p in error.problems)) from None
     source = Source(label, text)
     try:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from flodl_cli.arguments.ask import Entry, ask
 from flodl_cli.arguments.check import Parsed, missing, parse_words, value_problem
 from flodl_cli.arguments.model import Argument, Schema
-from flodl_cli.config.layers import RUN_SECTIONS
+from flodl_cli.config.layers import RUN_SECTIONS, of_the_call
 from flodl_cli.config.merge import merge
 from flodl_cli.config.node import Node
 from flodl_cli.config.scalars import parse_scalar
@@ -26,13 +26,16 @@ class EntryCall(NamedTuple):
 
 
 def preset_settings(manifest: Manifest, command: Command | None) -> Node:
-    """The run sections of a manifest with those of a preset on top."""
+    """The run sections of a manifest, those of a preset on top, and above all what the call itself sets."""
     data = {name: node for name in RUN_SECTIONS if (node := manifest.node.get(name))}
     settings = Node(data, manifest.node.place)
     if command is None:
         return settings
-    preset = {name: node for name in RUN_SECTIONS if (node := command.node.get(name))}
-    return merge(settings, Node(preset, command.node.place))
+    preset = Node({name: node for name in RUN_SECTIONS if (node := command.node.get(name))}, command.node.place)
+    result = merge(settings, preset)
+    for set_by_call in (of_the_call(settings), of_the_call(preset)):
+        result = merge(result, set_by_call) if set_by_call is not None else result
+    return result
 
 
 def entry_of(manifest: Manifest, command: Command | None, env: Mapping[str, str]) -> Entry | None:
