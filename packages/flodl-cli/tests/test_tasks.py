@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,60 @@ def test_arguments_before_the_dashes_are_refused_with_the_right_form(fdl: Fdl, w
     result = fdl("test", "-k", "a b")
     assert (result.code, result.out) == (2, "")
     assert "fdl test -- -k 'a b'" in result.err
+    assert "fdl test -- b c" in fdl("test", "b", "--", "c").err
     assert not Path("x").exists()
+
+
+# In each "words" stands for `python words.py`.
+@pytest.mark.parametrize(
+    "line",
+    [
+        "words # what it does",
+        "words # it's\n# \"one more",
+        "echo one > /dev/null; words 2>&1 #",
+        "cd . && words $(echo)",
+        "words ${NO_SUCH#x}",
+        "for i in 1; do :; done\nwords",
+        "echo '$1' >/dev/null | words",
+        "true '#' \"#\"; words",
+        'if true; then words "$@"; fi',
+        '( words "$@" )',
+        'cat << E > /dev/null; words "$@"\n# it\'s\nE',
+    ],
+)
+def test_arguments_reach_the_last_command_of_a_line(fdl: Fdl, write: Write, show_words: Path, line: str) -> None:
+    write("fdl.yml", f"commands: {{ show: {{ run: {json.dumps(line.replace('words', 'python words.py'))} }} }}")
+    result = fdl("show", "--", "a b", "c")
+    assert (result.code, result.out.splitlines()[-2:]) == (0, ["'a b'", "'c'"]), result.err
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "cat << E\ntext\nE",
+        "echo a \\",
+        "for i in 1 2; do echo $i; done",
+        "for i in 1 2; do echo $i; done > out # comment",
+        "( echo a )",
+        "{ echo a; }",
+        "echo a &",
+        "echo a;",
+        "if true; then echo a; fi",
+    ],
+)
+def test_arguments_that_no_command_would_take_are_refused(fdl: Fdl, write: Write, line: str) -> None:
+    write("fdl.yml", f"commands: {{ show: {{ run: {json.dumps(line)} }} }}")
+    result = fdl("show", "--", "x")
+    assert (result.code, result.out) == (2, "")
+    assert "fdl.yml:1:26: run: its end is no simple command" in result.err
+    assert 'write "$@" in the line' in result.err
+    assert fdl("show").code == 0
+
+
+def test_a_comment_does_not_swallow_what_is_appended(fdl: Fdl, write: Write) -> None:
+    write("fdl.yml", "commands: { up: { run: 'echo a # comment', append: '| tr a-z A-Z' } }")
+    assert fdl("up").out == "A\n"
+    assert fdl("up", "--", "b").out == "A B\n"
 
 
 def test_the_exit_code_of_the_task_is_the_exit_code_of_fdl(fdl: Fdl, write: Write) -> None:
@@ -67,6 +121,8 @@ def test_a_misspelt_command_is_told_the_nearest(fdl: Fdl, write: Write) -> None:
     assert (result.code, result.out) == (2, "")
     assert "'trian'" in result.err
     assert "Did you mean 'train'" in result.err
+    for words in (["confg", "show"], ["confg", "--help"]):
+        assert "Did you mean 'config'" in fdl(*words).err
 
 
 def test_a_manifest_above_is_found_and_its_folder_is_where_tasks_run(fdl: Fdl, write: Write, tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def nearest(name: str, valid: Iterable[str]) -> str:
     """A sentence with the valid names nearest to `name`, ready to be appended to a message; all of them when none is near."""
     import difflib
 
-    names = [str(v) for v in valid]
+    names = [text for v in valid if (text := str(v)) != name]  # the very name that was refused is no help
     close = difflib.get_close_matches(name, names, n=3, cutoff=0.6)
     if close:
         return " Did you mean " + " or ".join(f"'{c}'" for c in close) + "?"

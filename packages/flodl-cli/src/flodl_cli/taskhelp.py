@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from flodl_cli.arguments.ask import Entry, Known, ask
 from flodl_cli.arguments.model import Argument, Schema
+from flodl_cli.builtins import BUILTINS
 from flodl_cli.call import Call
 from flodl_cli.config.emit import flow_text
 from flodl_cli.config.node import Node
@@ -29,7 +30,8 @@ def print_help(call: Call, manifest: Manifest, env: dict[str, str]) -> int:
         command = manifest.commands().get(word)
         if command is None:
             if not manifest.text("entry") or not manifest.words:
-                raise CliError(f"{manifest.title} has no command '{word}'.{nearest(word, manifest.commands())}")
+                names = list(manifest.commands()) + ([] if manifest.words else list(BUILTINS))
+                raise CliError(f"{manifest.title} has no command '{word}'.{nearest(word, names)}")
             break
         if command.kind != "path":
             break

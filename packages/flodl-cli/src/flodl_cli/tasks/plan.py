@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from flodl_cli.builtins import BUILTINS
 from flodl_cli.config.node import Node
 from flodl_cli.errors import CliError, Problem, nearest
 from flodl_cli.manifest import Loader
 from flodl_cli.tasks.dotenv import read_dotenv
 from flodl_cli.tasks.entry import entry_call, entry_of
 from flodl_cli.tasks.model import GRACE_S, Command, Manifest, Step
+from flodl_cli.tasks.shell import shell_words
 from flodl_cli.tasks.words import split_words
 
 __all__ = ["Planner"]
@@ -58,7 +59,8 @@ class Planner:
             return
         offered = f" {manifest.title} --help lists them." if commands else ""
         if words:
-            raise CliError(f"{manifest.title} has no command '{words[0]}'.{nearest(words[0], commands)}{offered}")
+            names = commands if manifest.words else [*commands, *BUILTINS]
+            raise CliError(f"{manifest.title} has no command '{words[0]}'.{nearest(words[0], names)}{offered}")
         raise CliError(f"{manifest.title} needs a command.{nearest('', commands)}{offered}")
 
     def _needs(self, manifest: Manifest, command: Command, scope: tuple[Node, ...]) -> None:
@@ -83,9 +85,11 @@ class Planner:
     def _run_step(self, manifest: Manifest, command: Command, words: Sequence[str], around: tuple[Node, ...]) -> Step:
         title = " ".join((*manifest.words, command.name))
         if words and words[0] != "--":
-            raise CliError(f"{title} takes arguments after `--`: fdl {title} -- {shlex.join(words)}")
-        line = manifest.text("commands", command.name, "run").rstrip()
-        argv = shell_words(line, words[1:], manifest.text("commands", command.name, "append").strip())
+            cut = words.index("--") if "--" in words else len(words)
+            right = shlex.join((*words[:cut], *words[cut + 1 :]))
+            raise CliError(f"{title} takes arguments after `--`: fdl {title} -- {right}")
+        append = manifest.text("commands", command.name, "append").strip()
+        argv = shell_words(command.node.entries()["run"], list(words[1:]), append)
         return self._step(manifest, command, title, argv, around, manifest.node)
 
     def _entry_step(
@@ -141,16 +145,6 @@ class Planner:
             own.update({k: _variable(v) for k, v in (variables.entries() if variables else {}).items()})
         added = tuple(dict.fromkeys([*(n for n in from_files if n not in self.env), *own]))
         return {**from_files, **self.env, **own}, added
-
-
-def shell_words(line: str, words: Sequence[str], append: str) -> tuple[str, ...]:
-    """`sh -c` with the typed words as its parameters: no shell ever reads them as text."""
-    takes_words = re.search(r"\$[@*1-9]|\$\{[@*1-9]", line) is not None
-    if words and not takes_words:
-        line += ' "$@"'
-    if append:
-        line += f" {append}"
-    return ("sh", "-c", line, "sh", *words) if words or takes_words else ("sh", "-c", line)
 
 
 def run_configuration(settings: Node) -> dict[str, object]:
