@@ -109,6 +109,47 @@ def test_state_that_is_not_per_sample_goes_with_any_batch() -> None:
     assert torch.equal(model(x[:2]), x[:2] - x.mean(0))
 
 
+def test_whether_state_is_per_sample_is_no_matter_of_equal_sizes() -> None:
+    x = torch.randn(3, 4, dtype=F64)
+    flow = fl.flow(nn.Identity()).through(lambda x, avg: x - avg).using("avg").fork(lambda x: x.mean(0)).tag("avg")
+
+    for batch in (1, 2, 4):  # as many samples as features, or half as many
+        model = flow.build()
+        model(torch.ones(batch, 4, dtype=F64))
+        assert torch.equal(model(x), x - 1)
+    model.reset_state(avg=torch.full((4,), 2.0, dtype=F64))
+    assert torch.equal(model(x), x - 2)
+    given = flow.build()
+    given.reset_state(avg=torch.full((4,), 2.0, dtype=F64))
+    assert torch.equal(given(x), x - 2)
+    saved, loaded = flow.build(save_state=True), flow.build(save_state=True)
+    saved(torch.ones(4, 4, dtype=F64))
+    loaded.load_state_dict(saved.state_dict())
+    assert torch.equal(loaded(x), x - 1)
+
+
+def test_state_per_sample_that_was_given_or_loaded_knows_its_batch() -> None:
+    flow = fl.flow(fl.StateAdd()).using("h").through(linear()).tag("h")
+    given, saved, loaded = flow.build(), flow.build(save_state=True), flow.build(save_state=True)
+    given.reset_state(h=torch.zeros(1, 4, dtype=F64))
+    saved(torch.ones(1, 4, dtype=F64))
+    loaded.load_state_dict(saved.state_dict())
+    for model in (given, loaded):
+        with pytest.raises(fl.StepError, match=r"step 1.*state 'h' holds a batch of 1, this batch has 3"):
+            model(torch.ones(3, 4, dtype=F64))
+
+
+def test_state_of_two_kinds_and_of_a_nested_flow_beside_each_other() -> None:
+    x = torch.randn(4, 4, dtype=F64)
+    inner, _ = recurrent()
+    flow = fl.flow(inner).through(linear(6, 4)).through(lambda x, h, avg: x + h - avg).using("h", "avg").tag("h")
+    model = flow.fork(lambda x: x.mean(0)).tag("avg").build()
+    model(x)
+    cells = {c.tag: c.per_sample for c in model.children() if hasattr(c, "per_sample")}
+    assert cells == {"h": True, "avg": False}
+    assert inner.get_submodule("h_state").per_sample is True
+
+
 def test_state_moves_copies_and_is_saved_when_asked() -> None:
     x = torch.randn(3, 4, dtype=F64)
     model, _ = recurrent()

@@ -13,7 +13,7 @@ from flodl.graph.explain import explain, shape_of
 from flodl.graph.observation import Observed
 from flodl.graph.plan import Plan
 from flodl.graph.records import Records
-from flodl.graph.shapes import faked, find_zeros
+from flodl.graph.shapes import faked, find_zeros, follow_batch
 from flodl.graph.state import StateCell, Zero
 from flodl.graph.tree import Tree
 from flodl.graph.view import View
@@ -102,22 +102,26 @@ class Graph(Tree, Observed, Drawn, nn.Module):
         if torch.compiler.is_compiling():
             return  # the compiler cannot run the flow inside the flow: the cell makes its zeros by itself
         cells = self._own_cells()
-        if all(cell.value is not None or cell.probed for cell in cells.values()):
+        if all(cell.ready for cell in cells.values()):
             return
-        key = tuple((tuple(v.shape), v.dtype, v.device) if isinstance(v, Tensor) else type(v) for v in inputs)
-        if key not in self._zeros:
-            try:
-                self._zeros[key] = find_zeros(self, inputs)
-            except StepError as error:  # raised by the step that reads the state; an earlier step that fails goes first
-                for cell in cells.values():
-                    cell.problem = str(error)
-                return
-        for tag, cell in cells.items():
-            if cell.value is None:
-                shape, dtype, device = self._zeros[key][tag]
-                cell.write(torch.zeros(shape, dtype=dtype, device=device))
-                # A mean over the batch, say, has another first dimension; a batch of one cannot tell.
-                cell.per_sample = shape[:1] == inputs[0].shape[:1]
+        held = tuple(None if cell.value is None else tuple(cell.value.shape) for cell in cells.values())
+        if None in held:
+            seen = tuple((tuple(v.shape), v.dtype, v.device) if isinstance(v, Tensor) else type(v) for v in inputs)
+            key = (*seen, held)
+            if key not in self._zeros:
+                try:
+                    self._zeros[key] = find_zeros(self, inputs)
+                except (
+                    StepError
+                ) as error:  # raised by the step that reads the state; an earlier step that fails goes first
+                    for cell in cells.values():
+                        cell.problem = str(error)
+                    return
+            for tag, (shape, dtype, device) in self._zeros[key].items():
+                cells[tag].write(torch.zeros(shape, dtype=dtype, device=device))
+        if any(cell.per_sample is None for cell in cells.values()):
+            for tag, follows in follow_batch(self, inputs).items():
+                cells[tag].per_sample = follows
 
     def _see_only(self, observed: frozenset[str]) -> None:
         """Take the forward that shows these tags to the records, and no others."""

@@ -28,7 +28,7 @@ from flodl.graph.state import StateCell, Zero, zero_of
 if TYPE_CHECKING:
     from flodl.graph.model import Graph
 
-__all__ = ["faked", "find_zeros"]
+__all__ = ["faked", "find_zeros", "follow_batch"]
 
 #: Where torch also prints the traceback of every misfit; they are raised, so nothing is lost.
 _LOG = logging.getLogger("torch._subclasses.fake_tensor")
@@ -96,6 +96,38 @@ def find_zeros(graph: Graph, inputs: tuple[Any, ...]) -> dict[str, Zero]:
     raise StepError(
         f"the shape of the carried state {names} cannot be found ({reason}): give the first value with reset_state({values})"
     )
+
+
+def follow_batch(graph: Graph, inputs: tuple[Any, ...]) -> dict[str, bool]:
+    """Which carried values have a row for each sample: those whose first dimension grows with the batch in a dry run.
+
+    All of them must have a value. Where the flow does not run with another batch size, the sizes of this one decide.
+    """
+    zeros = {tag: zero_of(cell.value) for tag, cell in graph._own_cells().items() if cell.value is not None}
+    batch = next((t.shape[0] for t in _pytree.tree_leaves(inputs) if isinstance(t, Tensor) and t.ndim), 0)
+    tensors = [t for t in _pytree.tree_leaves(inputs) if isinstance(t, Tensor)]
+    sizes = {d for t in (*tensors, *graph.parameters()) for d in t.shape} | {d for z in zeros.values() for d in z[0]}
+    more = next(n for n in itertools.count(2 * batch, max(batch, 1)) if n not in sizes)  # must not fit by chance
+
+    def larger(t: Tensor) -> Tensor:
+        return t.new_zeros((more, *t.shape[1:])) if t.shape[:1] == (batch,) else t
+
+    with faked(graph, *inputs) as fake:
+        enlarged = _pytree.tree_map_only(Tensor, larger, fake)
+        for choice in itertools.islice(itertools.product((True, False), repeat=len(zeros)), _GUESSES):
+            follows = dict(zip(zeros, choice, strict=True))
+            guess = {t: ((more, *z[0][1:]), *z[1:]) if follows[t] else z for t, z in zeros.items()}
+            try:
+                made = _shapes_after(graph, guess, enlarged)
+            except Exception:  # this choice does not run
+                continue
+            if all(made[tag][0][:1] == shape[:1] for tag, (shape, *_) in guess.items()):
+                # What flows where the state is read may have another first dimension, time say: no batch to compare.
+                cells = graph._own_cells()
+                return {
+                    t: yes and (s := cells[t].stream) is not None and s[0][:1] == (more,) for t, yes in follows.items()
+                }
+    return {tag: shape[:1] == (batch,) for tag, (shape, *_) in zeros.items()}
 
 
 def _fixed_point(

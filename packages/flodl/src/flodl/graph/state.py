@@ -64,7 +64,7 @@ class StateCell(nn.Module):
                 raise StepError(self.problem)
             if self._shape is None:
                 return torch.zeros_like(like)
-            return like.new_zeros((like.shape[0], *self._shape[1:]) if self.per_sample else self._shape)
+            return like.new_zeros((like.shape[0], *self._shape[1:]) if self.per_sample is not False else self._shape)
         if self.per_sample and not self.probed and self.value.shape[:1] != like.shape[:1]:
             raise StepError(
                 f"state '{self.tag}' holds a batch of {self.value.shape[0]}, this batch has {like.shape[0]}: "
