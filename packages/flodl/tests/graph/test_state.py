@@ -186,6 +186,37 @@ def test_gradients_go_through_the_calls_until_they_are_cut() -> None:
     assert cell.weight.grad is not None
 
 
+def test_a_first_value_can_be_learned() -> None:
+    model, cell = recurrent()
+    x, start = torch.randn(3, 4, dtype=F64), nn.Parameter(torch.randn(3, 6, dtype=F64))
+    for _ in range(2):
+        model.reset_state(h=start)
+        first = model(x)
+        assert torch.equal(first, torch.tanh(cell(torch.cat([x, start], 1))))
+        start.grad = None
+        model(x).sum().backward()
+        assert start.grad is not None
+        assert start.grad.abs().sum() > 0
+    assert not any(p is start for p in model.parameters())
+    parameter = fl.flow(lambda x, h: torch.cat([x, h], 1)).using("h").fork(lambda x: start).tag("h").build()
+    assert parameter(x).shape == parameter(x).shape == (3, 10)
+
+
+def test_a_first_value_that_cannot_be_is_refused_and_changes_nothing() -> None:
+    model, _ = recurrent()
+    value: object
+    for value, name in ((3.0, "float"), (None, "NoneType")):
+        with pytest.raises(fl.FlowError, match=f"first value of state 'h' must be a tensor, this is {name}"):
+            model.reset_state(h=value)  # type: ignore[arg-type]
+    model(torch.ones(3, 4, dtype=F64))
+    with pytest.raises(fl.FlowError, match=r"state 'h' must be a tensor like \(3, 6\), this is \(6,\)"):
+        model.reset_state(h=torch.zeros(6))
+    assert model.get_submodule("h_state").value is not None
+    pair = fl.flow(nn.Identity()).through(lambda x, h: x).using("h").fork(lambda x: (x, x)).tag("h").build()
+    with pytest.raises(fl.StepError, match=r"'h' must be a tensor, this is a tuple"):
+        pair(torch.ones(3, 4))
+
+
 def test_state_of_a_nested_flow() -> None:
     inner, _ = recurrent()
     model = fl.flow(linear()).through(inner).build()

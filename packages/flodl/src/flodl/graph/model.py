@@ -84,10 +84,19 @@ class Graph(Tree, Observed, Drawn, nn.Module):
                 cell.detach()
 
     def reset_state(self, **values: Tensor) -> None:
-        """Forget all carried state, here and in nested flows: the next call starts from zeros, or from given `values`."""
+        """Forget all carried state, here and in nested flows: the next call starts from zeros, or from given `values`.
+
+        A value may be a parameter (a learned first value) or depend on one: gradients reach it.
+        """
         cells = self._own_cells()
         for tag in set(values) - set(cells):
             raise FlowError(f"no state '{tag}' is carried here.{nearest(tag, cells)}")
+        for tag, value in values.items():
+            shapes = [found[tag][0] for found in self._zeros.values() if tag in found]
+            fits = isinstance(value, Tensor) and (not shapes or value.ndim in map(len, shapes))
+            if not fits:  # other sizes may be right for other inputs
+                expected = f"a tensor like {shapes[-1]}" if shapes else "a tensor"
+                raise FlowError(f"the first value of state '{tag}' must be {expected}, this is {shape_of(value)}")
         for cell in self.modules():
             if isinstance(cell, StateCell):
                 cell.reset()

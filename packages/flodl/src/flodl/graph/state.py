@@ -74,9 +74,13 @@ class StateCell(nn.Module):
 
     def write(self, value: Tensor) -> None:
         """Keep `value` for the next call, with its gradient history (`detach` cuts it)."""
+        if not isinstance(value, Tensor):
+            raise StepError(f"the carried state '{self.tag}' must be a tensor, this is a {type(value).__name__}")
         if isinstance(value, FakeTensor) and not isinstance(self.value, FakeTensor) and not is_dry():
             _traced[self] = value  # torch.export runs the flow; it would leave this value in the live model
             return
+        if isinstance(value, nn.Parameter):
+            value = value.clone()  # a parameter cannot be a buffer; the gradient goes through the copy
         self.value = value
         self._shape = tuple(value.shape)
 
