@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -87,6 +89,8 @@ MISUSE = {
         lambda: fl.flow(linear()).loop_body(linear(), emits="quality").for_n(2),
         r"step 2, loop_body\(Linear\): emits='quality': give a list of names",
     ),
+    "emits nothing": (lambda: fl.flow(linear()).loop_body(linear(), emits=None), "step 2.*emits=None: give a list"),
+    "emits a number": (lambda: fl.flow(linear()).loop_body(linear(), emits=[3]), "step 2.*emits=.3.: give a list"),
     "using without a taker": (
         lambda: fl.flow(linear()).tag("h").through(linear()).using("h"),
         r"step 2, through\(Linear\): .*rename it with .using\(argument=\"tag\"\), or give the part a parameter",
@@ -103,6 +107,14 @@ def test_misuse_is_said_with_a_remedy(case: str) -> None:
     make, message = MISUSE[case]
     with pytest.raises(fl.FlowError, match=message):
         make().build()
+
+
+def test_flows_that_are_nested_too_deep() -> None:
+    nested = fl.flow(linear())
+    for _ in range(sys.getrecursionlimit()):
+        nested = fl.flow(nested)
+    with pytest.raises(fl.FlowError, match="nested too deep.*make one flow of the steps"):
+        nested.build()
 
 
 def test_modules_in_any_collection_are_branches() -> None:

@@ -79,9 +79,10 @@ class FlowBuilder:
 
         `emits` are the names that body or condition give to `fl.emit`, for traces.
         """
-        if isinstance(emits, str) or not all(isinstance(name, str) for name in emits):
+        names = tuple(emits) if isinstance(emits, Iterable) and not isinstance(emits, str) else (None,)
+        if not all(isinstance(name, str) for name in names):
             raise FlowError(f"{self._next('loop_body', body)}: emits={emits!r}: give a list of names")
-        return self._add(Step("loop_body", (body,), options={"emits": tuple(emits)}))
+        return self._add(Step("loop_body", (body,), options={"emits": names}))
 
     def for_n(self, n: int) -> FlowBuilder:
         """Run the loop body `n` times."""
@@ -193,7 +194,12 @@ class FlowBuilder:
         """
         from flodl.graph.lower import lower
 
-        built = lower(self, save_state=save_state)
+        try:
+            built = lower(self, save_state=save_state)
+        except RecursionError:
+            raise FlowError(
+                "flows are nested too deep for Python's stack: make one flow of the steps instead"
+            ) from None
         if example is not None:
             built.check(*(example if isinstance(example, tuple) else (example,)))
         return built
