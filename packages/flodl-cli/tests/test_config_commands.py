@@ -121,6 +121,7 @@ def test_diff_compares_environments(fdl: Fdl, write: Write) -> None:
 
 @pytest.mark.usefixtures("project")
 def test_validate_checks_all_files_and_folders(fdl: Fdl, write: Write) -> None:
+    write("fdl.yml", MANIFEST + "entry: echo\n")
     assert fdl("config", "validate").out == "valid: fdl.yml, fdl.ci.yml\n"
     write("fdl.prod.yml", "training: { epochs: ten }\ncommands: { sub: { path: sub }, gone: { path: nowhere } }\n")
     write("sub/fdl.yml", "entry: true\ncommands: { a: { rnu: x }, b: { run: x, training: { epochs: 1 } } }\n")
@@ -196,6 +197,11 @@ def test_without_a_project_the_built_in_commands_say_so(fdl: Fdl) -> None:
     assert result.code == 2
     assert "there is no fdl.yml in this folder or one above" in result.err
     assert fdl("--help").code == 0
+    assert fdl("--help", env={"FDL_ENV": "ci"}).code == 0
+    for words in (["-e", "ci"], ["-e", "ci", "config", "show"], ["--env=ci", "go"]):
+        result = fdl(*words)
+        assert (result.code, result.out) == (2, "")
+        assert "--env: there is no fdl.yml in this folder or one above" in result.err
     assert fdl("--version").out == "fdl 0.1.0\n"
 
 

@@ -6,6 +6,8 @@ import fcntl
 import os
 import pty
 import signal
+import subprocess
+import sys
 import termios
 import time
 from collections.abc import Callable
@@ -175,3 +177,25 @@ def test_a_terminal_that_lacks_letters_gets_escapes(fdl: Fdl, write: Write) -> N
     result = fdl("config", "show", env={"PYTHONIOENCODING": "ascii"})
     assert result.code == 0
     assert "\\u65e5" in result.out
+
+
+INTERRUPTED = """\
+import os, signal, sys
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == os.environ["AT"]:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Finder())
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from flodl_cli.main import main
+main()
+"""
+
+
+@pytest.mark.parametrize("module", ["flodl_cli.errors", "flodl_cli.call", "flodl_cli.help", "typing"])
+def test_ctrl_c_while_fdl_itself_is_being_loaded_is_quiet(fdl: Any, module: str) -> None:
+    command = [sys.executable, "-S", "-c", INTERRUPTED, "--help"]
+    path = os.pathsep.join(p for p in sys.path if p)
+    env = fdl.environment({"AT": module, "PYTHONPATH": path})
+    result = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+    assert (result.returncode, result.stdout, result.stderr) == (130, "", "")

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from flodl_cli.errors import nearest
+
 Fdl = Callable[..., Any]
 Write = Callable[..., Path]
 
@@ -123,6 +125,11 @@ def test_a_misspelt_command_is_told_the_nearest(fdl: Fdl, write: Write) -> None:
     assert "Did you mean 'train'" in result.err
     for words in (["confg", "show"], ["confg", "--help"]):
         assert "Did you mean 'config'" in fdl(*words).err
+
+
+def test_what_was_refused_is_not_suggested() -> None:
+    assert nearest("train", ["train", "trian"]) == " Did you mean 'trian'?"
+    assert nearest("3", [3]) == ""
 
 
 def test_a_manifest_above_is_found_and_its_folder_is_where_tasks_run(fdl: Fdl, write: Write, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     from flodl_cli.call import Call
 
-__all__ = ["BUILTINS", "command", "run_builtin"]
+__all__ = ["BUILTINS", "ELSEWHERE", "command", "run_builtin"]
 
 # name: (module and click command, description)
 BUILTINS = {
@@ -19,6 +19,7 @@ BUILTINS = {
     "completions": ("flodl_cli.commands.completions:completions", "print the completion script of a shell"),
     "autocomplete": ("flodl_cli.commands.completions:autocomplete", "install completion for your shell"),
 }
+ELSEWHERE = ("completions", "autocomplete")  # a shell's start file calls them in any folder, so nothing hides them
 
 
 def command(name: str) -> click.Command:

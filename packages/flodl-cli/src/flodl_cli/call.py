@@ -18,6 +18,7 @@ GLOBAL_OPTIONS = (
     (("--env", "-e"), "NAME", "apply fdl.NAME.yml (repeatable, or a comma list; or FDL_ENV=NAME)"),
     (("--set",), "KEY=VALUE", "set one setting, above all files (repeatable; or FDL_SET_A__B=VALUE)"),
     (("--dry-run",), "", "print what would run"),
+    (("--built-in",), "", "take fdl's own command where the project has one of the same name"),
     (("--help", "-h"), "", "show help, also after a command"),
     (("--version", "-V"), "", "show the version"),
     (("--verbose", "-v"), "", "say what runs (-vv: with its words, -vvv: with its environment)"),
@@ -37,6 +38,8 @@ class GlobalOptions(NamedTuple):
     version: bool = False
     verbosity: int = 0
     ansi: bool | None = None
+    built_in: bool = False
+    typed_env: bool = False  # --env, not the variable FDL_ENV, which may be set for other folders
 
 
 class Call:
@@ -106,6 +109,8 @@ def parse_call(argv: Sequence[str]) -> Call:
         "--version" in flags,
         verbosity,
         ansi,
+        "--built-in" in flags,
+        bool(environments),
     )
     return Call(options, tuple(argv[at:]))
 

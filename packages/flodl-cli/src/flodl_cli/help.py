@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from flodl_cli.builtins import BUILTINS
+from flodl_cli.builtins import BUILTINS, ELSEWHERE
 from flodl_cli.call import GLOBAL_OPTIONS
 from flodl_cli.config.emit import block_text
 from flodl_cli.config.layers import environments
@@ -52,7 +52,7 @@ def manifest_help(manifest: Manifest | None, style: Style, *, builtins: bool) ->
     if manifest:
         commands = list(manifest.commands().values())
         for kind, heading in _KINDS:
-            rows = [(c.name, _described(c)) for c in commands if c.kind == kind]
+            rows = [(c.name, _described(c) + (_hiding(c.name) if builtins else "")) for c in commands if c.kind == kind]
             if rows:
                 yield from ("", style.bold(heading), *table(rows))
     if builtins:
@@ -74,6 +74,13 @@ def _described(command: Command) -> str:
     if command.kind == "run":
         return " ".join(str(command.node.entries()["run"].data).split())
     return ""
+
+
+def _hiding(name: str) -> str:
+    """A project's command with the name of a built-in is told as such: one of the two cannot be reached as usual."""
+    if name in ELSEWHERE:
+        return " (cannot be called: fdl's own goes first)"
+    return f" (hides fdl's own: fdl --built-in {name})" if name in BUILTINS else ""
 
 
 def command_help(manifest: Manifest, command: Command, style: Style) -> Iterator[str]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import io
-import os
-import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import sys  # alone: what takes time is imported where Ctrl-C is caught already
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from flodl_cli.call import Call
     from flodl_cli.tasks.model import Manifest
 
@@ -17,10 +16,12 @@ __all__ = ["main", "run"]
 
 def main() -> None:
     """Runs `fdl` with the arguments of this process and ends it."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        # A terminal that lacks a letter, a file name that is no UTF-8: shown as escapes.
-        sys.stdout.reconfigure(errors="backslashreplace")
     try:
+        import io
+
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            # A terminal that lacks a letter, a file name that is no UTF-8: shown as escapes.
+            sys.stdout.reconfigure(errors="backslashreplace")
         status = run(sys.argv[1:])
     except KeyboardInterrupt:  # also while modules are being imported
         status = 130
@@ -50,6 +51,8 @@ def run(argv: Sequence[str]) -> int:
 
 def _stop_printing() -> None:
     """What is still to be written would fail again when Python ends."""
+    import os
+
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -63,7 +66,7 @@ def complete(question: Sequence[str]) -> int:
 
 def dispatch(call: Call) -> int:
     """Decides what a call is: help, a built-in, or commands of the manifest."""
-    from flodl_cli.builtins import BUILTINS, run_builtin
+    from flodl_cli.builtins import BUILTINS, ELSEWHERE, run_builtin
     from flodl_cli.config.layers import environments
     from flodl_cli.errors import CliError, nearest
     from flodl_cli.project import MANIFEST
@@ -74,15 +77,19 @@ def dispatch(call: Call) -> int:
         print(f"fdl {__version__}")
         return 0
     name = call.words[0] if call.words else ""
-    if name in ("completions", "autocomplete"):  # a shell's start file calls them in any folder
+    if name in ELSEWHERE:
         return run_builtin(name, [*call.words[1:], *(["--help"] if call.options.help else [])], call)
+    if call.root is None and call.options.typed_env:
+        raise CliError(f"--env: there is no {MANIFEST} in this folder or one above, so there are no environments")
     # A broken manifest is told whatever is called; where there is none, the built-ins still work.
     manifest = call.loader.load() if call.root else None
     commands = manifest.commands() if manifest else {}
     if not name:
         return _overview(call, manifest)
-    if name in BUILTINS and name not in commands:
+    if name in BUILTINS and (call.options.built_in or name not in commands):
         return run_builtin(name, [*call.words[1:], *(["--help"] if call.options.help else [])], call)
+    if call.options.built_in:
+        raise CliError(f"--built-in: '{name}' is none of fdl's own commands.{nearest(name, BUILTINS)}")
     if manifest is not None and name not in commands and name in environments(manifest.root):  # `fdl ci test`
         return dispatch(call.in_environment())
     if manifest is None:
@@ -107,6 +114,7 @@ def _overview(call: Call, manifest: Manifest | None) -> int:
 
 
 def _task(call: Call, manifest: Manifest) -> int:
+    import os
     import shlex
 
     from flodl_cli.project import child_environment

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -109,10 +110,14 @@ def validate(call: Call, as_json: bool) -> int:
     """Check the manifest, every overlay of it, and all folders below."""
     from flodl_cli.config.check import check_project
 
-    checked, problems = check_project(call.loader)
+    checked, problems, warnings = check_project(call.loader)
     if as_json:
-        _print_json({"files": checked, "problems": [{"message": p.message, **_place(p.place)} for p in problems]})
+        told = {"problems": problems, "warnings": warnings}
+        data = {kind: [{"message": p.message, **_place(p.place)} for p in found] for kind, found in told.items()}
+        _print_json({"files": checked, **data})
         return 2 if problems else 0
+    for warning in warnings:
+        print(f"fdl: {warning._replace(message='warning: ' + warning.message).render()}", file=sys.stderr)
     if problems:
         raise CliError(*problems)
     print(f"valid: {', '.join(checked)}")

@@ -61,10 +61,10 @@ def _complete(words: list[str], current: str) -> Completions:
         names = environments(manifest.root) if manifest and not call.options.environments else []
         built_in = [Candidate(n, text) for n, (_, text) in BUILTINS.items()]
         return Completions((*_commands(commands.values()), *built_in, *(Candidate(n, "environment") for n in names)))
-    if rest[0] in commands and manifest:
+    if rest[0] in commands and manifest and not call.options.built_in:
         return _in_manifest(call, manifest, rest, current)
     if rest[0] in BUILTINS:
-        return _built_in(rest, current)
+        return _built_in(manifest, rest, current)
     if manifest and rest[0] in environments(manifest.root):
         return _complete(["--env", rest[0], *words[:head], *rest[1:]], current)
     return Completions()
@@ -202,8 +202,13 @@ def _runs(manifest: Manifest, *, with_folder: bool) -> list[str]:
     return [os.path.join(name, p.name) if with_folder else p.name for p in ordered]
 
 
-def _built_in(words: Sequence[str], current: str) -> Completions:
-    """click knows its own commands."""
+def _built_in(manifest: Manifest | None, words: Sequence[str], current: str) -> Completions:
+    """click knows its own commands, the manifest the names that some of them take."""
+    given = sum(1 for w in words[2:] if not w.startswith("-"))
+    if manifest and not current.startswith("-") and list(words[:2]) == ["config", "explain"] and given == 0:
+        return Completions(tuple(Candidate(name) for name in _setting_names(manifest)))
+    if manifest and not current.startswith("-") and list(words[:2]) == ["config", "diff"] and given < 2:
+        return Completions(tuple(Candidate(n, "environment") for n in environments(manifest.root)))
     from click.shell_completion import ShellComplete
 
     shell = ShellComplete(command(words[0]), {}, f"fdl {words[0]}", "_FDL_COMPLETE")

@@ -14,14 +14,15 @@ from flodl_cli.config.validate import check_values
 from flodl_cli.config.yaml import parse_yaml
 from flodl_cli.errors import CliError, Problem
 from flodl_cli.manifest import Loader
-from flodl_cli.project import MANIFEST
+from flodl_cli.project import MANIFEST, child_environment
+from flodl_cli.tasks.audit import audit, hidden_builtins
 from flodl_cli.tasks.model import Manifest
 
 __all__ = ["check_project"]
 
 
-def check_project(loader: Loader) -> tuple[list[str], list[Problem]]:
-    """The files that were checked, and what is wrong with them."""
+def check_project(loader: Loader) -> tuple[list[str], list[Problem], list[Problem]]:
+    """The files that were checked, what is wrong with them, and what may not be meant."""
     check = _Check(loader.root)
     check.files_of(loader.root)
     for name in ("", *environments(loader.root)):
@@ -29,7 +30,7 @@ def check_project(loader: Loader) -> tuple[list[str], list[Problem]]:
         inner = Loader(loader.root, selection, loader.environ)
         with check.collecting():
             check.manifest(inner.load(), inner.enter)
-    return list(check.files), list(check.problems.values())
+    return list(check.files), list(check.problems.values()), list(check.warnings.values())
 
 
 class _Check:
@@ -37,6 +38,8 @@ class _Check:
         self.root = root
         self.files: dict[str, Path] = {}
         self.problems: dict[str, Problem] = {}  # by their text: overlays repeat what is wrong below them
+        self.warnings: dict[str, Problem] = {}
+        self.env = child_environment(root, os.environ)
 
     @contextmanager
     def collecting(self) -> Iterator[None]:
@@ -64,6 +67,8 @@ class _Check:
         """A manifest with its layers merged, and those of the folders below."""
         self.files_of(manifest.folder)
         self.add(*(p for _, p in manifest.problems))
+        self.add(*audit(manifest, enter, self.env))
+        self.warnings.update({p.render(): p for p in hidden_builtins(manifest)})
         for command in manifest.commands().values():
             if command.kind == "path":
                 with self.collecting():

@@ -140,6 +140,8 @@ def _check_commands(root: Node) -> Iterator[Located]:
             yield path, Problem(f"'{name}' cannot be typed as a command: no spaces, no leading dash", at)
         if "run" in keys and "path" in keys:
             yield path, Problem(f"command '{name}' has run and path; it must be one of them", keys["path"].key or at)
+        if "run" in keys and isinstance(keys["run"].data, str) and not keys["run"].data.strip():
+            yield (*path, "run"), Problem(f"command '{name}': run is empty", keys["run"].place)
         kind = next((k for k in ("run", "path") if k in keys), "preset")
         for key in _NO_EFFECT[kind]:
             if key in keys:

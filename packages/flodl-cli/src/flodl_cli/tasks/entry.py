@@ -15,7 +15,7 @@ from flodl_cli.errors import CliError, Problem, nearest
 from flodl_cli.tasks.model import Command, Manifest
 from flodl_cli.tasks.words import split_words
 
-__all__ = ["EntryCall", "entry_call", "entry_of", "preset_settings"]
+__all__ = ["EntryCall", "entry_call", "entry_of", "no_entry", "preset_settings", "setting_problems"]
 
 
 class EntryCall(NamedTuple):
@@ -48,6 +48,18 @@ def entry_of(manifest: Manifest, command: Command | None, env: Mapping[str, str]
     return Entry(tuple(split_words(node, "entry")), manifest.folder, env, holder.get("schema"))
 
 
+def no_entry(command: Command) -> Problem:
+    """What is wrong with a preset that there is nothing to start for."""
+    message = f"command '{command.name}' is a preset, and this manifest has no entry for it to start"
+    return Problem(message, command.node.key)
+
+
+def setting_problems(schema: Schema, settings: Node, parsed: Parsed | None = None) -> list[Problem]:
+    """What the entry would refuse of the settings; what is typed (`parsed`) covers some of them."""
+    chosen = _chosen(schema, settings, parsed or Parsed())
+    return [p for a, node in chosen.values() for p in _problems(a, node)] + _unknown_options(schema, settings)
+
+
 def entry_call(manifest: Manifest, command: Command | None, entry: Entry, words: Sequence[str]) -> EntryCall:
     """Puts the words together: what is typed wins over the preset, the preset over the manifest, each option once."""
     settings = preset_settings(manifest, command)
@@ -62,8 +74,7 @@ def entry_call(manifest: Manifest, command: Command | None, entry: Entry, words:
     own = list(entry.words[known.own_words :])
     parsed = parse_words(known.schema, typed)
     chosen = _chosen(known.schema, settings, parsed)
-    problems = [Problem(p) for p in parsed.problems] + [p for a, node in chosen.values() for p in _problems(a, node)]
-    problems += _unknown_options(known.schema, settings)
+    problems = [Problem(p) for p in parsed.problems] + setting_problems(known.schema, settings, parsed)
     given = [w for argument, node in chosen.values() for w in _words(argument, node)]
     if not problems and not raw:
         problems = [Problem(m) for m in missing(known.schema, parse_words(known.schema, [*own, *given, *typed]))]

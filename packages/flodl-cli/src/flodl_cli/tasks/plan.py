@@ -11,10 +11,10 @@ from flodl_cli.config.node import Node
 from flodl_cli.errors import CliError, Problem, nearest
 from flodl_cli.manifest import Loader
 from flodl_cli.tasks.dotenv import read_dotenv
-from flodl_cli.tasks.entry import entry_call, entry_of
+from flodl_cli.tasks.entry import entry_call, entry_of, no_entry
 from flodl_cli.tasks.model import GRACE_S, Command, Manifest, Step
 from flodl_cli.tasks.shell import shell_words
-from flodl_cli.tasks.words import split_words
+from flodl_cli.tasks.words import split_words, texts
 
 __all__ = ["Planner"]
 
@@ -65,7 +65,7 @@ class Planner:
 
     def _needs(self, manifest: Manifest, command: Command, scope: tuple[Node, ...]) -> None:
         title = " ".join((*manifest.words, command.name))
-        for node in _texts(command.node.get("needs")):
+        for node in texts(command.node.get("needs")):
             if title in self.open:
                 cycle = [*self.open[self.open.index(title) :], title]
                 raise CliError(Problem("needs: a cycle: " + " -> ".join(cycle), node.place))
@@ -100,8 +100,7 @@ class Planner:
         entry = entry_of(manifest, command, env)
         if entry is None:
             assert command is not None
-            message = f"command '{command.name}' is a preset, and this manifest has no entry for it to start"
-            raise CliError(Problem(message, command.node.key))
+            raise CliError(no_entry(command))
         call = entry_call(manifest, command, entry, words)
         return self._step(manifest, command, title, call.argv, around, call.settings)
 
@@ -138,7 +137,7 @@ class Planner:
         from_files: dict[str, str] = {}
         own: dict[str, str] = {}
         for node in nodes:
-            for name in _texts(node.get("dotenv")):
+            for name in texts(node.get("dotenv")):
                 folder = Path(name.place.source.path).parent if name.place.source.path else manifest.folder
                 from_files.update(read_dotenv(folder / str(name.data), name.place))
             variables = node.get("env")
@@ -162,13 +161,6 @@ def run_configuration(settings: Node) -> dict[str, object]:
         if not leaf.deleted
     }
     return {"values": {name: node.plain() for name, node in sections.items()}, "origins": origins}
-
-
-def _texts(node: Node | None) -> list[Node]:
-    """A text or a list of texts as nodes."""
-    if node is None:
-        return []
-    return node.items() or ([node] if isinstance(node.data, str) else [])
 
 
 def _last(nodes: Sequence[Node], key: str) -> Node | None:
