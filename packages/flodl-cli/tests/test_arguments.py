@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from flodl_cli.arguments.model import Argument
+
 Fdl = Callable[..., Any]
 Write = Callable[..., Path]
 
@@ -182,6 +184,19 @@ def test_a_program_in_another_language_answers_fdl_schema(fdl: Fdl, write: Write
     result = fdl("go", "--n", "x")
     assert result.code == 2
     assert "not a schema of arguments: unknown key 'nmae'" in result.err
+
+
+def test_the_example_of_the_readme_is_a_schema(fdl: Fdl, write: Write) -> None:
+    readme = Path(__file__).parents[1].joinpath("README.md").read_text(encoding="utf-8")
+    write("fdl.yml", "commands: { go: { path: go } }")
+    write("go/fdl.yml", "entry: echo\nschema: args.json\n")
+    write("go/args.json", readme.partition("```json\n")[2].partition("```")[0])
+    assert fdl("go", "--model", "conv", "--no-shuffle", "-n", "4", "a", "b").code == 0
+    refused = fdl("go", "--model", "cnov", "--epochs", "x").err
+    assert "--model is 'cnov'. Did you mean 'conv'" in refused
+    assert "--epochs is 'x'; it must be a whole number" in refused
+    keys = {line.split("`")[1] for line in readme.splitlines() if line.startswith("| `")}
+    assert keys | {"help"} == set(Argument._fields)
 
 
 def test_a_schema_can_be_a_file(fdl: Fdl, write: Write) -> None:
