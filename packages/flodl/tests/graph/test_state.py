@@ -92,6 +92,24 @@ def test_zeros_that_cannot_be_found_say_why_at_the_step_that_reads_them() -> Non
         earlier(x)
 
 
+def test_the_input_of_a_flow_with_state_may_be_a_tuple() -> None:
+    x, cell = torch.randn(3, 4, dtype=F64), linear()
+    here = fl.flow(lambda pair, h: pair[0] + pair[1] + h).using("h").through(cell).tag("h").build()
+    after = fl.flow(lambda pair: pair[0] + pair[1]).through(fl.StateAdd()).using("h").through(cell).tag("h").build()
+    for model in (here, after):
+        first = model((x, x))
+        assert torch.equal(first, cell(x + x))
+        assert torch.equal(model((x, x)), cell(x + x + first))
+        with pytest.raises(fl.StepError, match="holds a batch of 3, this batch has 2"):
+            model((x[:2], x[:2]))
+    words = fl.flow(lambda words, h: h + len(words)).using("h").tag("h").build()
+    with pytest.raises(fl.StepError, match=r"step 1.*no tensor flows where the state 'h' is read"):
+        words(["a", "b"])
+    words.reset_state(h=torch.zeros(1))
+    assert words(["a", "b"]).tolist() == [2]
+    assert words(["a"]).tolist() == [3]
+
+
 def test_a_value_that_grows_asks_for_its_first_value() -> None:
     model = fl.flow(lambda x, seen: torch.cat([seen, x], 1)).using("seen").tag("seen").build()
     with pytest.raises(fl.StepError, match=r"carried state 'seen'.*reset_state\(seen=tensor\)"):

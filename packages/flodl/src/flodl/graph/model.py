@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.utils import _pytree
 
 from flodl.errors import FlowError, StepError, nearest
 from flodl.graph.drawing import Drawn
@@ -14,7 +15,7 @@ from flodl.graph.observation import Observed
 from flodl.graph.plan import Plan
 from flodl.graph.records import Records
 from flodl.graph.shapes import faked, find_zeros, follow_batch
-from flodl.graph.state import StateCell, Zero
+from flodl.graph.state import StateCell, Zero, zero_of
 from flodl.graph.tree import Tree
 from flodl.graph.view import View
 
@@ -115,7 +116,7 @@ class Graph(Tree, Observed, Drawn, nn.Module):
             return
         held = tuple(None if cell.value is None else tuple(cell.value.shape) for cell in cells.values())
         if None in held:
-            seen = tuple((tuple(v.shape), v.dtype, v.device) if isinstance(v, Tensor) else type(v) for v in inputs)
+            seen = tuple(zero_of(v) if isinstance(v, Tensor) else type(v) for v in _pytree.tree_leaves(inputs))
             key = (*seen, held)
             if key not in self._zeros:
                 try:

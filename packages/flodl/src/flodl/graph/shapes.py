@@ -23,7 +23,7 @@ from torch.utils import _pytree
 from flodl.errors import StepError
 from flodl.graph.dry import dry_run
 from flodl.graph.explain import explain
-from flodl.graph.state import StateCell, Zero, zero_of
+from flodl.graph.state import StateCell, Zero, first_tensor, zero_of
 
 if TYPE_CHECKING:
     from flodl.graph.model import Graph
@@ -160,7 +160,10 @@ def _shapes_after(graph: Graph, zeros: dict[str, Zero], fake: tuple[Any, ...]) -
 
 def _guesses(graph: Graph, cells: dict[str, StateCell], fake: tuple[Any, ...]) -> Iterator[dict[str, Zero]]:
     yield {}
-    first = zero_of(fake[0])
+    like = first_tensor(fake)
+    if like is None:
+        return
+    first = zero_of(like)
     yield dict.fromkeys(cells, first)
     sizes = dict.fromkeys(d for p in graph.parameters() for d in p.shape)
     for image_dim in (1, -1):

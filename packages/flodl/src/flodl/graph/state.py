@@ -8,11 +8,12 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils import _pytree
 
 from flodl.errors import StepError
 from flodl.graph.dry import is_dry
 
-__all__ = ["StateAdd", "StateCell", "Zero", "zero_of"]
+__all__ = ["StateAdd", "StateCell", "Zero", "first_tensor", "zero_of"]
 
 
 #: Values written while torch.export traces the live model, for a flow that is called again in the same trace.
@@ -48,29 +49,39 @@ class StateCell(nn.Module):
         """Whether `read` needs no dry run before it."""
         return self.probed or (self.value is not None and self.per_sample is not None)
 
-    def read(self, like: Tensor) -> Tensor:
+    def read(self, stream: Any) -> Tensor:
         """The value of the previous call; zeros where there is none and `Graph._start_state` had no chance to make them.
 
-        like: (batch, ...), the value that flows where the state is read. Raises `StepError` when the batch size changed.
+        stream: (batch, ...), what flows where the state is read, the first tensor of it counts. Raises `StepError` when
+        the batch size changed.
         """
-        if self.probed:
+        like = first_tensor(stream)
+        if self.probed and like is not None:
             self.stream = zero_of(like)
         if self.value is None:
-            if isinstance(like, FakeTensor):
-                traced = _traced.get(self)
-                if traced is not None and traced.fake_mode is like.fake_mode:  # of this trace, not of an earlier one
-                    return traced
-            if self.problem:
-                raise StepError(self.problem)
-            if self._shape is None:
-                return torch.zeros_like(like)
-            return like.new_zeros((like.shape[0], *self._shape[1:]) if self.per_sample is not False else self._shape)
-        if self.per_sample and not self.probed and self.value.shape[:1] != like.shape[:1]:
+            return self._first_value(like)
+        if self.per_sample and not self.probed and like is not None and self.value.shape[:1] != like.shape[:1]:
             raise StepError(
                 f"state '{self.tag}' holds a batch of {self.value.shape[0]}, this batch has {like.shape[0]}: "
                 "call reset_state() between sequences of different batch size"
             )
         return self.value
+
+    def _first_value(self, like: Tensor | None) -> Tensor:
+        if like is None:
+            raise StepError(
+                f"no tensor flows where the state '{self.tag}' is read, to make zeros like it: give the first value with "
+                f"reset_state({self.tag}=tensor)"
+            )
+        if isinstance(like, FakeTensor):
+            traced = _traced.get(self)
+            if traced is not None and traced.fake_mode is like.fake_mode:  # of this trace, not of an earlier one
+                return traced
+        if self.problem:
+            raise StepError(self.problem)
+        if self._shape is None:
+            return torch.zeros_like(like)
+        return like.new_zeros((like.shape[0], *self._shape[1:]) if self.per_sample is not False else self._shape)
 
     def write(self, value: Tensor) -> None:
         """Keep `value` for the next call, with its gradient history (`detach` cuts it)."""
@@ -124,3 +135,10 @@ class StateAdd(nn.Module):
 def zero_of(value: Tensor) -> Zero:
     """What zeros like `value` are made from."""
     return tuple(value.shape), value.dtype, value.device
+
+
+def first_tensor(value: Any) -> Tensor | None:
+    """`value` itself, or the first tensor inside the tuples, lists and dicts that it is made of."""
+    if isinstance(value, Tensor):
+        return value
+    return next((leaf for leaf in _pytree.tree_leaves(value) if isinstance(leaf, Tensor)), None)
