@@ -13,7 +13,7 @@ _depths: dict[int, int] = {}
 
 
 def is_dry() -> bool:
-    """Whether a dry run is going on here: observers then look away, loops run once and switches try every branch."""
+    """Whether a dry run is going on here: observers look away, loops run twice at most, switches try every branch."""
     return bool(_depths) and get_ident() in _depths
 
 
