@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from flodl.data.batch import leaves
 from flodl.errors import TrainingError
 from flodl.graph.state import StateCell
-from flodl.train.functional import group_updates, learning_rates, supported
+from flodl.train.functional import GroupUpdate, group_updates, supported
 
 __all__ = ["WholeStep", "split_result"]
 
@@ -42,6 +42,7 @@ class WholeStep:
         self._shapes: set[Any] = set()  # that are compiled
         self._compiled: Callable[[Any, list[Tensor]], Result] | None = None
         self._constants: Any = None
+        self._updates: list[GroupUpdate] = []
         self._lrs: list[Tensor] = []
         self._stale = optimizer.register_load_state_dict_post_hook(self._forget)
 
@@ -66,8 +67,8 @@ class WholeStep:
             if self.reason:
                 return None
             self._compiled, self._constants = self._trace(), constants
-        for tensor, value in zip(self._lrs, learning_rates(self._optimizer), strict=True):
-            tensor.fill_(value)
+        for tensor, update in zip(self._lrs, self._updates, strict=True):
+            tensor.fill_(float(update.group["lr"]))
         assert self._compiled is not None
         if torch.is_anomaly_enabled():
             return None
@@ -110,10 +111,11 @@ class WholeStep:
         ]
 
     def _trace(self) -> Callable[[Any, list[Tensor]], Result]:
-        train_fn, model, updates = self._train_fn, self._model, group_updates(self._optimizer)
+        train_fn, model = self._train_fn, self._model
+        updates = self._updates = group_updates(self._optimizer)
         parameters = [p for update in updates for p in update.parameters]
         # 0-dimensional and in float64, as Python's own numbers are
-        self._lrs = [torch.tensor(lr, dtype=torch.float64) for lr in learning_rates(self._optimizer)]
+        self._lrs = [torch.tensor(float(u.group["lr"]), dtype=torch.float64) for u in updates]
 
         def step(batch: Any, lrs: list[Tensor]) -> Result:
             loss, metrics = split_result(train_fn(model, batch))

@@ -50,6 +50,7 @@ class GroupUpdate(NamedTuple):
     compiles anew. All other settings are constants of the graph.
     """
 
+    group: dict[str, Any]
     parameters: list[Tensor]
     apply: Callable[[Sequence[Tensor], Tensor], None]
 
@@ -83,7 +84,7 @@ def group_updates(optimizer: Optimizer) -> list[GroupUpdate]:
         # a list that this optimizer's settings leave out is empty; only SGD takes a None for "no buffer"
         lists = {name: [state.get(name) for state in states] for name in rule.state}
         lists = {name: v if rule.update is sgd or v[0] is not None else [] for name, v in lists.items()}
-        updates.append(GroupUpdate(parameters, _closure(rule.update, parameters, lists, settings)))
+        updates.append(GroupUpdate(group, parameters, _closure(rule.update, parameters, lists, settings)))
     return updates
 
 
@@ -113,8 +114,3 @@ def _closure(
                     kept.copy_(value)
 
     return apply
-
-
-def learning_rates(optimizer: Optimizer) -> list[float]:
-    """Of each group that `group_updates` makes an update for."""
-    return [float(group["lr"]) for group in optimizer.param_groups if any(p.requires_grad for p in group["params"])]
