@@ -1,0 +1,1 @@
+"""What this machine has: GPUs, drivers, Pythons, and which build of torch runs on them."""
