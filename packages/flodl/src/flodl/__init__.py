@@ -35,7 +35,18 @@ if TYPE_CHECKING:
         emit,
         flow,
     )
-    from flodl.train import OutputConfig, Progress, RunConfig, TrainedState, Trainer, TrainHandle, TrainingConfig
+    from flodl.train import (
+        Callback,
+        Control,
+        FitState,
+        OutputConfig,
+        Progress,
+        RunConfig,
+        TrainedState,
+        Trainer,
+        TrainHandle,
+        TrainingConfig,
+    )
 
 _MODULES = ("checkpoint", "data", "monitor")
 _NAMES = {
@@ -62,15 +73,29 @@ _NAMES = {
         "emit",
         "flow",
     ),
-    "train": ("OutputConfig", "Progress", "RunConfig", "TrainHandle", "TrainedState", "Trainer", "TrainingConfig"),
+    "train": (
+        "Callback",
+        "Control",
+        "FitState",
+        "OutputConfig",
+        "Progress",
+        "RunConfig",
+        "TrainHandle",
+        "TrainedState",
+        "Trainer",
+        "TrainingConfig",
+    ),
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = [
     "ArgmaxSelector",
+    "Callback",
     "CheckpointError",
     "ConfigError",
+    "Control",
     "DataError",
+    "FitState",
     "FixedSelector",
     "FlodlError",
     "FlowBuilder",

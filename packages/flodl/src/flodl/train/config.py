@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import types
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from flodl.errors import ConfigError, nearest
 
@@ -19,11 +20,25 @@ __all__ = ["OutputConfig", "RunConfig", "TrainingConfig"]
 class TrainingConfig:
     """The section `training:`.
 
-    epochs: passes over the data, for the builder and for `trainer.epochs()` without a number.
-    batch_size: samples a step. seed: of the order of the samples; the builder also seeds torch, numpy and random with it.
-    shuffle: a new order every epoch. drop_last: leave out a short last batch (else it is trained).
-    nan_policy: what a loss of NaN or infinity does: "warn" counts it, says so once and trains on, "skip" leaves that
-    update out, "stop" ends the run before it.
+    How long: `epochs`, passes over the data, for the builder and for `trainer.epochs()` without a number; `max_steps`,
+    optimizer updates; `max_time`, seconds of this process. The first one reached ends training.
+
+    Batches: `batch_size`, samples a step; `shuffle`, a new order every epoch; `drop_last`, leave out a short last batch
+    (else it is trained); `group_by_length`, batches of samples of similar length; `workers`, processes that fetch batches
+    and `prefetch`, batches fetched ahead (chosen by measuring without a number).
+
+    The update: `accumulate`, batches whose gradients make one update, weighted by `loss_weight`: "samples", or "tokens",
+    the labels that are not -100; `clip_norm` and `clip_value` of the gradients, once an update; `amp`, "bf16", or "fp16"
+    with a gradient scaler; `scheduler` by name, with `warmup_steps` from 0 and an end at `min_lr_ratio` times the learning
+    rate, once an update; `ema`, the decay of an exponential average of the weights, and `swa_epochs`, how many of the last
+    epochs are averaged; `nan_policy`, what a loss of NaN or infinity does: "warn" counts it, says so once and trains on,
+    "skip" leaves that update out, "stop" ends the run before it.
+
+    Evaluation: every `evaluate_steps` updates, or every `evaluate_epochs` epochs. `stop_metric` ends training when it has
+    not become better (`stop_mode`) by more than `stop_delta` for `patience` evaluations.
+
+    seed: of the order of the samples; the builder also seeds torch, numpy and random with it. deterministic: torch's
+    deterministic algorithms, and a fixed form of the step.
     step: "eager", or "compiled": the builder's steps are one compiled graph each, from forward to update, where that can
     be (torch 2.13); results agree to rounding.
     device: "auto" (CUDA when there is one, else where the model is) or any torch device.
@@ -31,34 +46,66 @@ class TrainingConfig:
     """
 
     epochs: int | None = None
+    max_steps: int | None = None
+    max_time: float | None = None
     batch_size: int = 32
-    seed: int = 0
     shuffle: bool = True
     drop_last: bool = False
+    group_by_length: bool = False
+    workers: int | None = None
+    prefetch: int | None = None
+    accumulate: int = 1
+    loss_weight: Literal["samples", "tokens"] = "samples"
+    clip_norm: float | None = None
+    clip_value: float | None = None
+    amp: Literal["bf16", "fp16"] | None = None
+    scheduler: str | None = None
+    warmup_steps: int = 0
+    min_lr_ratio: float = 0.0
+    ema: float | None = None
+    swa_epochs: int | None = None
     nan_policy: Literal["warn", "skip", "stop"] = "warn"
+    evaluate_steps: int | None = None
+    evaluate_epochs: int = 1
+    stop_metric: str | None = None
+    stop_mode: Literal["min", "max"] = "min"
+    stop_delta: float = 0.0
+    patience: int = 5
+    seed: int = 0
+    deterministic: bool = False
     step: Literal["eager", "compiled"] = "eager"
     device: str = "auto"
     resume: str | None = None
 
     def __post_init__(self) -> None:
-        _check_types(self, "training")
-        for name, least in (("epochs", 0), ("batch_size", 1), ("seed", 0)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise ConfigError(f"training.{name} is {value}; it must be at least {least}")
+        _check(self, "training", _LEAST_OF_TRAINING)
+        for name in ("min_lr_ratio", "ema"):
+            if (value := getattr(self, name)) is not None and not 0 <= value <= 1:
+                raise ConfigError(f"training.{name} is {value}; it must be between 0 and 1")
         if self.step == "compiled" and self.nan_policy != "warn":
             raise ConfigError(
                 f'training.nan_policy is "{self.nan_policy}", which reads each loss before its update; '
                 'with training.step "compiled" the two are one: choose "warn", or step "eager"'
             )
+        if self.step == "compiled" and self.deterministic:
+            raise ConfigError(
+                'training.deterministic fixes the form of the step to "eager", training.step is "compiled"'
+            )
+        if self.scheduler is None and (self.warmup_steps or self.min_lr_ratio):
+            name = "warmup_steps" if self.warmup_steps else "min_lr_ratio"
+            raise ConfigError(f'training.{name} belongs to a schedule: set training.scheduler, such as "cosine"')
 
 
 @dataclass(frozen=True, kw_only=True)
 class OutputConfig:
     """The section `output:`.
 
-    folder: where runs are written, each in a folder of its own. name: a title for people.
-    record: write `run.db`. checkpoint: write `checkpoint.pt` when training ends or is interrupted.
+    folder: where runs are written, each in a folder of its own. name: a title for people. record: write `run.db`.
+    checkpoint: write checkpoints when training ends or is interrupted, every `save_steps` updates, and at the end of an
+    epoch when the last one is `save_seconds` old. The newest `keep_last` stay, and the best by `keep_best`, a metric whose
+    best is its `keep_best_mode`.
+    serve: the port of a live dashboard for this run. report: `report.html` in the run's folder, written at each epoch.
+    tensorboard, csv: also log there. statistics: of gradients and weights. profile: how many steps to profile.
     quiet: nothing on the terminal but warnings.
     """
 
@@ -66,10 +113,21 @@ class OutputConfig:
     name: str | None = None
     record: bool = True
     checkpoint: bool = True
+    save_steps: int | None = None
+    save_seconds: float = 30.0
+    keep_last: int = 2
+    keep_best: str | None = None
+    keep_best_mode: Literal["min", "max"] = "min"
+    serve: int | None = None
+    report: bool = False
+    tensorboard: bool = False
+    csv: bool = False
+    statistics: bool = False
+    profile: int = 0
     quiet: bool = False
 
     def __post_init__(self) -> None:
-        _check_types(self, "output")
+        _check(self, "output", _LEAST_OF_OUTPUT)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,16 +218,28 @@ _SECTIONS: dict[str, Any] = {"training": TrainingConfig, "output": OutputConfig}
 _SECTION_OF = {f.name: section for section, cls in _SECTIONS.items() for f in dataclasses.fields(cls)}
 
 
-def _check_types(section: Any, name: str) -> None:
+_LEAST_OF_TRAINING = {
+    "epochs": 0, "max_steps": 0, "max_time": 0, "batch_size": 1, "workers": 0, "prefetch": 0, "accumulate": 1,
+    "clip_norm": 0, "clip_value": 0, "warmup_steps": 0, "swa_epochs": 1, "evaluate_steps": 1, "evaluate_epochs": 1,
+    "stop_delta": 0, "patience": 0, "seed": 0,
+}  # fmt: skip
+_LEAST_OF_OUTPUT = {"save_steps": 1, "save_seconds": 0, "keep_last": 1, "serve": 0, "profile": 0}
+
+
+def _check(section: Any, name: str, least: Mapping[str, float]) -> None:
+    """Raise `ConfigError` for a value of the wrong type, or below the least one."""
     hints = get_type_hints(type(section))
     for f in dataclasses.fields(section):
         value, hint = getattr(section, f.name), hints[f.name]
-        choices = get_args(hint)
-        if get_origin(hint) is Literal:
-            if value not in choices:
+        kinds = get_args(hint) if get_origin(hint) in (types.UnionType, Union) else (hint,)
+        choices = [choice for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)]
+        if choices:
+            if value not in choices and not (value is None and type(None) in kinds):
                 raise ConfigError(f"{name}.{f.name} is {value!r}.{nearest(str(value), choices)}")
             continue
-        allowed = choices or (hint,)
-        if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
-            kinds = " or ".join("nothing" if t is type(None) else t.__name__ for t in allowed)
-            raise ConfigError(f"{name}.{f.name} is {value!r}; it must be {kinds}")
+        accepted = (*kinds, int) if float in kinds else kinds
+        if not isinstance(value, accepted) or (isinstance(value, bool) and bool not in kinds):
+            said = " or ".join("nothing" if t is type(None) else t.__name__ for t in kinds)
+            raise ConfigError(f"{name}.{f.name} is {value!r}; it must be {said}")
+        if f.name in least and value is not None and not value >= least[f.name]:
+            raise ConfigError(f"{name}.{f.name} is {value}; it must be at least {least[f.name]}")

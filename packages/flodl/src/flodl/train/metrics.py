@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -10,7 +11,10 @@ from torch import Tensor
 
 from flodl.errors import TrainingError
 
-__all__ = ["Meter"]
+__all__ = ["Meter", "Weight"]
+
+Weight = float | Tensor
+"""Of a batch: its samples, or its valid tokens as a tensor `()`."""
 
 
 class Meter:
@@ -20,13 +24,13 @@ class Meter:
     """
 
     def __init__(self) -> None:
-        self._pending: list[tuple[int, int, str, Any]] = []
+        self._pending: list[tuple[int, Weight, str, Any]] = []
         self.clear()
 
     def clear(self) -> None:
         """Start a new epoch. What is pending must have been drained."""
         self._sums: dict[str, float] = {}
-        self._weights: dict[str, int] = {}
+        self._weights: dict[str, float] = {}
         self.not_finite: dict[str, int] = {}
 
     @property
@@ -34,8 +38,8 @@ class Meter:
         """Whether something was added since the last `drain`."""
         return bool(self._pending)
 
-    def add(self, step: int, samples: int, name: str, value: Any) -> None:
-        """`value`: a number or a tensor with one element, the mean over `samples` samples."""
+    def add(self, step: int, weight: Weight, name: str, value: Any) -> None:
+        """`value`: a number or a tensor with one element, which counts as `weight` in the mean."""
         if isinstance(value, Tensor):
             if value.numel() != 1:
                 raise TrainingError(f"metric {name!r} has shape {tuple(value.shape)}: record one number")
@@ -45,16 +49,17 @@ class Meter:
                 value = float(value)
             except (TypeError, ValueError, OverflowError) as error:
                 raise TrainingError(f"metric {name!r} is no number: {error}") from None
-        self._pending.append((step, samples, name, value))
+        self._pending.append((step, weight, name, value))
 
     def drain(self) -> list[tuple[int, str, float]]:
         """Read what is pending: (step, name, value), in order."""
         pending, self._pending = self._pending, []
         values = _read([value for *_, value in pending])
-        for (_, samples, name, _), value in zip(pending, values, strict=True):
+        weights = _read([weight for _, weight, _, _ in pending])
+        for (_, _, name, _), value, weight in zip(pending, values, weights, strict=True):
             if math.isfinite(value):
-                self._sums[name] = self._sums.get(name, 0.0) + value * samples
-                self._weights[name] = self._weights.get(name, 0) + samples
+                self._sums[name] = self._sums.get(name, 0.0) + value * weight
+                self._weights[name] = self._weights.get(name, 0.0) + weight
             else:
                 self.not_finite[name] = self.not_finite.get(name, 0) + 1
         return [(step, name, value) for (step, _, name, _), value in zip(pending, values, strict=True)]
@@ -68,7 +73,7 @@ class Meter:
         """Plain values, for a checkpoint in the middle of an epoch."""
         return {"sums": dict(self._sums), "weights": dict(self._weights), "not_finite": dict(self.not_finite)}
 
-    def load(self, state: dict[str, dict[str, Any]]) -> None:
+    def load(self, state: Mapping[str, Any]) -> None:
         """Go on from `state()`."""
         self._sums, self._weights = dict(state["sums"]), dict(state["weights"])
         self.not_finite = dict(state["not_finite"])
