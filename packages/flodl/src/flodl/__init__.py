@@ -38,14 +38,18 @@ if TYPE_CHECKING:
     from flodl.train import (
         Callback,
         Control,
+        Ema,
         FitState,
         OutputConfig,
         Progress,
         RunConfig,
+        Swa,
         TrainedState,
         Trainer,
         TrainHandle,
         TrainingConfig,
+        make_schedule,
+        update_batch_norm,
     )
 
 _MODULES = ("checkpoint", "data", "monitor")
@@ -76,14 +80,18 @@ _NAMES = {
     "train": (
         "Callback",
         "Control",
+        "Ema",
         "FitState",
         "OutputConfig",
         "Progress",
         "RunConfig",
+        "Swa",
         "TrainHandle",
         "TrainedState",
         "Trainer",
         "TrainingConfig",
+        "make_schedule",
+        "update_batch_norm",
     ),
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
@@ -95,6 +103,7 @@ __all__ = [
     "ConfigError",
     "Control",
     "DataError",
+    "Ema",
     "FitState",
     "FixedSelector",
     "FlodlError",
@@ -110,6 +119,7 @@ __all__ = [
     "StateAdd",
     "StepError",
     "StoreError",
+    "Swa",
     "ThresholdHalt",
     "TrainHandle",
     "TrainedState",
@@ -121,7 +131,9 @@ __all__ = [
     "data",
     "emit",
     "flow",
+    "make_schedule",
     "monitor",
+    "update_batch_norm",
 ]
 
 

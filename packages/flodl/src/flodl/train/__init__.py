@@ -1,21 +1,27 @@
 """Train a model: the loop you own (`Trainer.setup`) or the framework's (`Trainer.builder`)."""
 
+from flodl.train.average import Ema, Swa, update_batch_norm
 from flodl.train.builder import TrainerBuilder
 from flodl.train.callbacks import Callback, Control, FitState
 from flodl.train.config import OutputConfig, RunConfig, TrainingConfig
 from flodl.train.handle import Progress, TrainedState, TrainHandle
+from flodl.train.schedule import make_schedule
 from flodl.train.trainer import Trainer
 
 __all__ = [
     "Callback",
     "Control",
+    "Ema",
     "FitState",
     "OutputConfig",
     "Progress",
     "RunConfig",
+    "Swa",
     "TrainHandle",
     "TrainedState",
     "Trainer",
     "TrainerBuilder",
     "TrainingConfig",
+    "make_schedule",
+    "update_batch_norm",
 ]
