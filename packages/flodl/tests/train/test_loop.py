@@ -196,7 +196,10 @@ def test_the_run_store_holds_what_happened(capsys: pytest.CaptureFixture[str]) -
         assert view.config()["training.batch_size"].value == 64
         assert view.config()["training.batch_size"].origin == "argument of Trainer.setup"
         assert view.config()["training.shuffle"].origin == "default"
-        assert [e.kind for e in view.events()] == ["checkpoint"]
+        assert [e.kind for e in view.events() if e.kind != "steps"] == ["evaluation", "evaluation", "checkpoint"]
+        timed = [e for e in view.events() if e.kind == "steps"]
+        assert sum(len(e.data["data_us"]) for e in timed) == sum(len(e.data["compute_us"]) for e in timed) == 46
+        assert [e.data["first"] for e in timed] == [1, *(1 + (e.step or 0) for e in timed[:-1])]
         assert "Linear(in_features=64" in view.artifact("model")
 
 

@@ -65,6 +65,11 @@ class Loader:
         return -(-self.samples // self.batch_size)
 
     @property
+    def batches(self) -> int | None:
+        """Batches in a whole epoch, None where that is not known."""
+        return len(self)
+
+    @property
     def samples(self) -> int:
         """Samples in a whole epoch: `len(dataset)`, or the whole batches' part of it with `drop_last`."""
         n = len(self.dataset)

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import inspect
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from flodl.errors import ConfigError
+from flodl.train.callbacks import Callback
 from flodl.train.config import RunConfig
+from flodl.train.evaluate import Metrics
 from flodl.train.handle import TrainHandle
 
 if TYPE_CHECKING:
@@ -36,7 +39,9 @@ class TrainerBuilder:
         self._train_fn = train_fn
         self._config = RunConfig()
         self._dataset: Any = None
-        self._evaluation: tuple[Any, Callable[[nn.Module, Any], Mapping[str, Any]]] | None = None
+        self._evaluation: tuple[Any, Metrics] | None = None
+        self._scheduler: Callable[[Optimizer], LRScheduler] | None = None
+        self._callbacks: list[Callback] = []
 
     def dataset(self, dataset: Any) -> TrainerBuilder:
         """What to train on: anything that `fl.data.as_dataset` takes."""
@@ -55,8 +60,21 @@ class TrainerBuilder:
         """Of the initial weights, the order of the data and all randomness in between."""
         return self.settings(seed=seed)
 
-    def evaluate(self, dataset: Any, metrics: Callable[[nn.Module, Any], Mapping[str, Any]]) -> TrainerBuilder:
-        """After each epoch, means over `dataset` of `metrics(model, batch)`, recorded as `test_...`."""
+    def scheduler(self, scheduler: str | Callable[[Optimizer], LRScheduler]) -> TrainerBuilder:
+        """The learning rate's schedule: a name, or a function that makes a torch scheduler of the optimizer."""
+        if isinstance(scheduler, str):
+            return self.settings(scheduler=scheduler)
+        self._scheduler = scheduler
+        return self
+
+    def callbacks(self, *callbacks: Callback) -> TrainerBuilder:
+        """Call them too, in this order."""
+        self._callbacks.extend(callbacks)
+        return self
+
+    def evaluate(self, dataset: Any, metrics: Metrics) -> TrainerBuilder:
+        """Every `evaluate_steps` updates or `evaluate_epochs` epochs, means over `dataset` of `metrics(model, batch)`,
+        recorded as `test_...`."""
         self._evaluation = (dataset, metrics)
         return self
 
@@ -82,21 +100,23 @@ class TrainerBuilder:
         training = self._config.training
         if self._dataset is None:
             raise ConfigError("nothing to train on: call .dataset(...) before .run()")
-        if training.epochs is None:
+        if training.epochs is None and training.max_steps is None and training.max_time is None:
             raise ConfigError("for how long? call .num_epochs(...) before .run()")
         random.seed(training.seed)
         np.random.seed(training.seed)
         torch.manual_seed(training.seed)
         model = _make(self._model_factory, training.device)
-        trainer = Trainer(model, self._optimizer_factory(model.parameters()), self._dataset, self._config)
+        optimizer = self._optimizer_factory(model.parameters())
+        scheduler = None if self._scheduler is None else self._scheduler(optimizer)
+        trainer = Trainer(model, optimizer, self._dataset, self._config, scheduler=scheduler, callbacks=self._callbacks)
+        if self._evaluation:
+            trainer.plan_evaluation(*self._evaluation)
         return TrainHandle(trainer, lambda: self._train(trainer))
 
     def _train(self, trainer: Trainer) -> None:
         for _ in trainer.epochs():
             for batch in trainer.batches():
                 trainer.train_step(self._train_fn, batch)
-            if self._evaluation:
-                trainer.evaluate(*self._evaluation)
 
 
 def _make(factory: Callable[..., nn.Module], device: str) -> nn.Module:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,30 +13,33 @@ from flodl.data import Loader
 from flodl.errors import TrainingError
 from flodl.train.metrics import Meter
 
-__all__ = ["evaluate"]
+__all__ = ["Metrics", "Planned", "evaluate"]
+
+Metrics = Callable[[nn.Module, Any], Mapping[str, Any]]
 
 
-def evaluate(
-    model: nn.Module,
-    dataset: Any,
-    metrics: Callable[[nn.Module, Any], Mapping[str, Any]],
-    device: torch.device,
-    batch_size: int,
-    after_batch: Callable[[], None],
-) -> dict[str, float]:
-    """Sample-weighted means of `metrics(model, batch)` over `dataset`, without gradients.
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """An evaluation: what `metrics(model, batch)` gives for the batches of `loader`, recorded as `{name}_{metric}`."""
+
+    name: str
+    metrics: Metrics
+    loader: Loader
+
+
+def evaluate(model: nn.Module, planned: Planned, after_batch: Callable[[], None]) -> dict[str, float]:
+    """Sample-weighted means over the dataset, without gradients.
 
     `after_batch` is called between batches and may raise, to end it. Every module is put back into the mode (training or
     not) that it was in, also after an error.
     """
-    loader = Loader(dataset, batch_size, shuffle=False, device=device)
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     meter = Meter()
     try:
         with torch.no_grad():
-            for batch, samples in loader.counted(0):
-                result = metrics(model, batch)
+            for batch, samples in planned.loader.counted(0):
+                result = planned.metrics(model, batch)
                 if not isinstance(result, Mapping):
                     raise TrainingError(
                         f"the metrics of an evaluation are a dict of numbers, not {type(result).__name__}"

@@ -71,7 +71,7 @@ class TrainHandle:
         elif self._error is not None:
             state = "stopped" if isinstance(self._error, (SystemExit, KeyboardInterrupt)) else "failed"
         else:
-            state = "stopped" if trainer.stopping else "finished"
+            state = "stopped" if trainer.stopped else "finished"
         metrics = history[-1] if history else {}
         return Progress(state=state, epoch=trainer.position.epoch, step=trainer.global_step, metrics=dict(metrics))
 

@@ -6,43 +6,39 @@ import atexit
 import itertools
 import math
 import os
-import signal
 import sys
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from flodl.data import Loader, Position
+from flodl.data.tensors import _labels_of as labels_of
 from flodl.errors import ConfigError, DataError, TrainingError
 from flodl.graph.builder import FlowBuilder
-from flodl.graph.state import StateCell
 from flodl.train.builder import TrainerBuilder
+from flodl.train.callbacks import Callback, Callbacks
 from flodl.train.checks import OutputWatch, check_gradients, check_loss, check_optimizer
 from flodl.train.compiled import TrainFn, WholeStep, split_result
 from flodl.train.config import RunConfig
-from flodl.train.device import choose_device, summary
-from flodl.train.evaluate import evaluate
-from flodl.train.metrics import Meter
-from flodl.train.nonfinite import NonFinite
+from flodl.train.device import choose_device
+from flodl.train.evaluate import Metrics, Planned
+from flodl.train.fit import Fit
+from flodl.train.metrics import Weight
 from flodl.train.run import Run
-from flodl.train.saving import CHECKPOINT, read_checkpoint, write_checkpoint, written_by
-from flodl.train.signals import Interruption
+from flodl.train.saving import written_by
+from flodl.train.update import Update, UpdateRule
 
 __all__ = ["Trainer"]
 
 _numbers = itertools.count()
 _trainer_of: weakref.WeakKeyDictionary[Optimizer, Callable[[], Trainer | None]] = weakref.WeakKeyDictionary()
-
-_SAVE_SECONDS = 30.0  # at the least, between the checkpoints that epochs write
-_DRAIN_SECONDS = 0.2  # how often metrics are read from the device and handed to the recorder
-
-Metrics = Callable[[nn.Module, Any], Mapping[str, Any]]
 
 
 class Trainer:
@@ -62,10 +58,17 @@ class Trainer:
     optimizer: Optimizer
     config: RunConfig
     device: torch.device
-    global_step: int
-    """Optimizer updates so far."""
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer, dataset: Any, config: RunConfig) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        dataset: Any,
+        config: RunConfig,
+        *,
+        scheduler: LRScheduler | None = None,
+        callbacks: Iterable[Callback] = (),
+    ) -> None:
         training = config.training
         self.config = config
         self.device = choose_device(training.device, model)
@@ -74,43 +77,21 @@ class Trainer:
             model.train()
         check_optimizer(optimizer, model)
         self.optimizer = optimizer
-        self.global_step = 0
-        self.position = Position()
-        """What was trained: `sample` samples of epoch `epoch`."""
-        self._loader = None
-        if dataset is not None:
-            self._loader = Loader(
-                dataset,
-                training.batch_size,
-                seed=training.seed,
-                shuffle=training.shuffle,
-                drop_last=training.drop_last,
-                device=self.device,
-            )
-        self._cells = [m for m in model.modules() if isinstance(m, StateCell)]
-        self._meter = Meter()
-        self._evaluations: dict[str, float] = {}
-        self.history: list[dict[str, float]] = []
-        """The means of each whole epoch that this trainer trained."""
-        self.interruption = Interruption()
-        self._run: Run | None = None
-        self._resumed: Path | None = None
-        self._resumed_at = 0  # the step that a resumed run's record is cut after
-        self._total_epochs: int | None = None
-        self._samples = 1  # of the batch under way, the weight of its metrics
-        self._untrained = 0  # the same until its step is taken
-        self._labels = OutputWatch(model, self._loader) if self._loader else None
-        self._nonfinite = NonFinite(training.nan_policy, model)
-        self._whole: WholeStep | None = None
-        self._warned_eager = False
-        self.stopping = False
-        self._drain_at = 0.0
-        self._stepping = False
-        self._left_early = False  # out of epochs()
-        self._over = False  # saved and ended, by a signal or by policy
-        self._saved_at = time.monotonic()
         self.number = next(_numbers)
         """Which trainer of this program it is, from 0."""
+        self._loader = None if dataset is None else self._load(dataset)
+        self._update = Update(model, optimizer, training, self.device, scheduler)
+        self._fit = Fit(self, self._loader, self._update, Callbacks(callbacks))
+        self.interruption = self._fit.interruption
+        self._samples = 1  # of the batch under way
+        self._weight: Weight = 1  # its weight in means and updates
+        self._labels = OutputWatch(model, self._loader) if self._loader else None
+        self.train_fn: TrainFn | None = None
+        """What `train_step` was given last."""
+        self._whole: WholeStep | None = None
+        self._warned_eager = False
+        self._stepping = False
+        self._left_early = False  # out of epochs()
         if (other := _trainer_of.get(optimizer, lambda: None)()) is not None:
             other._unhook()
         _trainer_of[optimizer] = weakref.ref(self)
@@ -135,24 +116,32 @@ class Trainer:
         dataset: Any = None,
         *,
         config: RunConfig | None = None,
+        scheduler: str | LRScheduler | Callable[[Optimizer], LRScheduler] | None = None,
+        callbacks: Iterable[Callback] = (),
         **settings: Any,
     ) -> Trainer:
         """Prepare `model` for training in your own loop.
 
         optimizer: made from the model's parameters, or a callable that makes it from them.
         dataset: what `fl.data.as_dataset` takes; without it, iterate a loader of your own instead of `batches()`.
+        scheduler: a schedule's name, any torch scheduler of this optimizer, or a callable that makes one from it; it is
+        stepped once an update. callbacks: see `fl.Callback`.
         settings: fields of the configuration by name (`batch_size=64`, `seed=1`); they win over `config`.
 
         Moves the model to the device and switches it to training mode. Raises `ConfigError`, `DataError` or
         `TrainingError` for what cannot be trained.
         """
+        if isinstance(scheduler, str):
+            settings["scheduler"], scheduler = scheduler, None
         config = (config or RunConfig()).with_settings(settings, "argument of Trainer.setup")
         if not isinstance(model, nn.Module):
             hint = ": call .build() on the flow" if isinstance(model, FlowBuilder) else ""
             raise TrainingError(f"the model is {type(model).__name__}, not a module{hint}")
         if not isinstance(optimizer, Optimizer):
             optimizer = optimizer(model.parameters())
-        return cls(model, optimizer, dataset, config)
+        if scheduler is not None and not isinstance(scheduler, LRScheduler):
+            scheduler = scheduler(optimizer)
+        return cls(model, optimizer, dataset, config, scheduler=scheduler, callbacks=callbacks)
 
     @staticmethod
     def builder(
@@ -167,118 +156,41 @@ class Trainer:
         """
         return TrainerBuilder(model_factory, optimizer_factory, train_fn)
 
-    # -- the loop
+    # -- where it stands
 
-    def epochs(self, number: int | None = None) -> Iterator[int]:
-        """Epoch numbers from where training stands to `number` (the configuration's `epochs` without it).
+    @property
+    def global_step(self) -> int:
+        """Optimizer updates so far."""
+        return self._fit.step
 
-        After each epoch one line is printed and recorded. The end writes `checkpoint.pt` into the run's folder, an epoch
-        does when the last one is half a minute old, and so do leaving the loop or failing in it. Ctrl-C and SIGTERM save
-        after the step under way, say how to resume and exit with 130 or 143.
-        """
-        number = self.config.training.epochs if number is None else number
-        if not isinstance(number, int) or number < 0:
-            raise ConfigError(
-                f"epochs() needs a number of at least 0, not {number!r}: give one, or set training.epochs"
-            )
-        self._total_epochs = number
-        self.stopping = self._left_early = False
-        with self.interruption.watch():
-            if self.position.epoch >= number:
-                self.run.say(f"nothing to train: {self.position.epoch} epochs are done already; ask for more to go on")
-                self.run.finish("finished")
-                return
-            assert self.run  # opened before the first step: a run that fails there is known
-            try:
-                while self.position.epoch < number and not self.stopping:
-                    started = time.perf_counter()
-                    yield self.position.epoch
-                    if self.stopping and self._loader and self.position.sample < self._loader.samples:
-                        break  # in the middle: the epoch goes on when the run is resumed
-                    self._end_epoch(time.perf_counter() - started)
-                    self._check_interruption()
-            except GeneratorExit:  # the loop's body left or failed; what was trained is kept
-                self._left_early = True
-                if not self._over:
-                    self._save_if_wanted()
-                raise
-            self._save_if_wanted()
-            self.run.finish("stopped" if self.stopping else "finished")
+    @property
+    def position(self) -> Position:
+        """What was trained: `sample` samples of epoch `epoch`."""
+        return self._fit.position
 
-    def batches(self) -> Iterator[Any]:
-        """The batches of the current epoch that were not trained yet, on the device."""
-        if self._loader is None or self._labels is None:
-            raise TrainingError("Trainer.setup got no dataset: give it one, or iterate a loader of your own")
-        self._labels.start()
-        try:
-            for batch, samples in self._loader.counted(self.position.epoch, self.position.sample):
-                self._samples = self._untrained = samples
-                try:
-                    yield batch
-                except GeneratorExit:  # the loop's body failed or left
-                    if self._untrained and (why := self.explain(batch)):
-                        print(f"flodl: {why}", file=sys.stderr, flush=True)
-                    raise
-                self._count_samples()  # of a batch that the loop took no step for
-                self._labels.stop()
-                if self.stopping:
-                    return
-        finally:
-            self._samples = 1
-            self._labels.stop()
+    @property
+    def history(self) -> list[dict[str, float]]:
+        """The means of each whole epoch that this trainer trained."""
+        return self._fit.history
 
-    def step(self, loss: Tensor | None = None, **metrics: Any) -> None:
-        """One update: backward of `loss` (unless you called it), optimizer, `zero_grad`.
+    @property
+    def scheduler(self) -> LRScheduler | None:
+        """The learning rate's schedule; one by name exists from the first step on, when the number of steps is known."""
+        return self._update.scheduler
 
-        loss: (), the mean over the batch; it is recorded as `loss`. metrics: further means over the batch to record.
-        Raises `TrainingError` for a loss that cannot be trained on, and for NaN under `nan_policy="stop"`.
-        """
-        if loss is not None:
-            if not isinstance(loss, Tensor) or loss.dim() or not loss.requires_grad:
-                check_loss(loss, self.model)
-            metrics = {"loss": loss, **metrics}
-            if refusal := self._nonfinite.refusal(loss):
-                self._refuse(refusal)
-                self._advance(metrics)
-                return
-            self._backward(loss)
-        else:
-            check_gradients(self.model)
-            self._refuse_bad_gradients()
-        self._stepping = True
-        try:
-            self.optimizer.step()
-        finally:
-            self._stepping = False
-        self.optimizer.zero_grad()
-        self._advance(metrics)
+    @property
+    def stopped(self) -> bool:
+        """Whether training was asked to stop before its end."""
+        return self._fit.stopped
 
-    def train_step(self, train_fn: TrainFn, batch: Any) -> None:
-        """One update from `train_fn(model, batch) -> loss` or `(loss, metrics)`; what the builder calls for each batch.
+    @property
+    def run(self) -> Run:
+        """The run's output: its folder, recorder and terminal. Opened at the first use."""
+        return self._fit.run
 
-        With `step="compiled"` all of it is one compiled graph, where that can be; see `step_report()`. Raises `DataError`
-        for a label outside the model's outputs, and what `step` raises.
-        """
-        if self.config.training.step == "compiled":
-            if self._whole is None:
-                self._whole = WholeStep(train_fn, self.model, self.optimizer)
-            compiled = self._whole.step(batch)
-            if compiled is not None:
-                self._advance({"loss": compiled[0], **compiled[1]})
-                return
-            if self._whole.reason and not self._warned_eager:
-                self._warned_eager = True
-                self.run.warn(f"steps are taken eagerly: {self._whole.reason}", self.global_step)
-        try:
-            loss, metrics = split_result(train_fn(self.model, batch))
-        except (IndexError, RuntimeError) as error:
-            why = self.explain(batch)
-            self._untrained = 0  # said here, not again when the loop ends
-            if why:
-                raise DataError(why) from error
-            raise
-        check_loss(loss, self.model)
-        self.step(loss, **metrics)
+    def explain(self) -> str:
+        """Every setting with its value and where that was set, one a line."""
+        return self.config.explain()
 
     def step_report(self) -> str:
         """How the steps were taken so far, and why not otherwise."""
@@ -288,221 +200,294 @@ class Trainer:
         why = f"; {whole.reason}" if whole.reason else "; the first, and batches of a rare shape, are eager"
         return f"{self.global_step} steps, {whole.compiled_steps} of them compiled whole{why}"
 
+    # -- the loop
+
+    def epochs(self, number: int | None = None) -> Iterator[int]:
+        """Epoch numbers from where training stands to `number` (the configuration's `epochs` without it).
+
+        After each epoch one line is printed and recorded. The end writes a checkpoint into the run's folder, an epoch
+        does when the last one is `save_seconds` old, and so do leaving the loop or failing in it. Ctrl-C and SIGTERM save
+        after the step under way, say how to resume and exit with 130 or 143.
+        """
+        fit, training = self._fit, self.config.training
+        number = training.epochs if number is None else number
+        if number is None and training.max_steps is None and training.max_time is None:
+            raise ConfigError("epochs() needs a number: give one, or set training.epochs, max_steps or max_time")
+        if number is not None and (not isinstance(number, int) or isinstance(number, bool) or number < 0):
+            raise ConfigError(f"epochs() needs a number of at least 0, not {number!r}")
+        end = math.inf if number is None else number
+        self._left_early = False
+        with fit.interruption.watch():
+            if fit.position.epoch >= end:
+                fit.total_epochs = number
+                fit.run.say(f"nothing to train: {fit.position.epoch} epochs are done already; ask for more to go on")
+                fit.finish("finished")
+                return
+            fit.begin(number)  # opens the run before the first step: one that fails there is known
+            try:
+                while fit.position.epoch < end and not fit.stopping:
+                    started = time.perf_counter()
+                    fit.tell("on_epoch_start", {})
+                    yield fit.position.epoch
+                    if fit.stopping and not fit.epoch_is_whole():
+                        break  # in the middle: the epoch goes on when the run is resumed
+                    self._close_update()
+                    fit.end_epoch(time.perf_counter() - started)
+            except GeneratorExit:  # the loop's body left or failed; what was trained is kept
+                self._left_early = True
+                if not fit.over:
+                    fit.save_if_wanted()
+                raise
+            finally:
+                self._update.leave()
+            fit.save_and_finish("stopped" if fit.stopped else "finished")
+
+    def batches(self) -> Iterator[Any]:
+        """The batches of the current epoch that were not trained yet, on the device."""
+        fit, loader, labels = self._fit, self._loader, self._labels
+        if loader is None or labels is None:
+            raise TrainingError("Trainer.setup got no dataset: give it one, or iterate a loader of your own")
+        if not fit.begun:
+            fit.begin(None)
+        if fit.stopping:
+            return
+        by_tokens = self.config.training.loss_weight == "tokens"
+        spent, clock = fit.ledger.spent, time.perf_counter
+        labels.start()
+        try:
+            asked = clock()
+            for batch, samples in loader.counted(fit.position.epoch, fit.position.sample):
+                got = clock()
+                self._samples = fit.untrained = samples
+                self._weight = _valid_tokens(batch) if by_tokens else samples
+                try:
+                    yield batch
+                except GeneratorExit:  # the loop's body failed or left
+                    if fit.untrained and (why := self._explain_labels(batch)):
+                        print(f"flodl: {why}", file=sys.stderr, flush=True)
+                    raise
+                fit.count_samples()  # of a batch that the loop took no step for
+                labels.stop()
+                waited, asked = got - asked, clock()
+                spent(waited, asked - got, fit.step)
+                if fit.stopping:
+                    return
+            self._close_update()
+        finally:
+            self._samples = self._weight = 1
+            labels.stop()
+
+    def step(self, loss: Tensor | None = None, *, weight: Weight | None = None, **metrics: Any) -> None:
+        """The end of a batch: backward of `loss` (unless you called it) and, when the batches of an update are together,
+        clipping, optimizer, schedule and `zero_grad`.
+
+        loss: (), the mean over the batch; it is recorded as `loss`. metrics: further means over the batch to record.
+        weight: of the batch in updates of several batches and in an epoch's means; without it, what `loss_weight` says.
+        Raises `TrainingError` for a loss that cannot be trained on, and for NaN under `nan_policy="stop"`.
+        """
+        fit, update = self._fit, self._update
+        if not fit.begun:
+            fit.begin(None)
+        if weight is None:
+            weight = self._weight
+        if loss is not None:
+            if not isinstance(loss, Tensor) or loss.dim() or not loss.requires_grad:
+                check_loss(loss, self.model)
+            metrics = {"loss": loss, **metrics}
+            if refusal := fit.nonfinite.refusal(loss):
+                self._leave_out(refusal, metrics, weight)
+                return
+            update.backward(loss, weight)
+        else:
+            check_gradients(self.model)
+            if refusal := fit.nonfinite.refusal(None):
+                self.optimizer.zero_grad()  # the gradients of earlier batches are kept apart
+                self._leave_out(refusal, {"loss": math.nan, **metrics}, weight)
+                return
+            update.absorb(weight)
+        if update.single:
+            self._make_update()
+            fit.advance(metrics, weight)
+            return
+        fit.ledger.gather(metrics, weight)
+        fit.count_samples()
+        if update.due:
+            self._close_update()
+        elif fit.interruption.signal:
+            fit.interrupted()
+
+    def train_step(self, train_fn: TrainFn, batch: Any) -> None:
+        """One batch from `train_fn(model, batch) -> loss` or `(loss, metrics)`; what the builder calls for each batch.
+
+        With `step="compiled"` all of it is one compiled graph, where that can be; see `step_report()`. Raises `DataError`
+        for a label outside the model's outputs, and what `step` raises.
+        """
+        fit, self.train_fn = self._fit, train_fn
+        if not fit.begun:
+            fit.begin(None)
+        if self.config.training.step == "compiled" and (compiled := self._compiled_step(train_fn, batch)):
+            self._update.follow()
+            fit.advance({"loss": compiled[0], **compiled[1]}, self._weight)
+            return
+        try:
+            loss, metrics = split_result(train_fn(self.model, batch))
+        except (IndexError, RuntimeError) as error:
+            why = self._explain_labels(batch)
+            fit.untrained = 0  # said here, not again when the loop ends
+            if why:
+                raise DataError(why) from error
+            raise
+        check_loss(loss, self.model)
+        self.step(loss, **metrics)
+
     def record(self, **metrics: Any) -> None:
-        """Record numbers at the current step, weighted by the batch's samples in the epoch's mean."""
+        """Record numbers at the current step, weighted by the batch in the epoch's mean."""
         for name, value in metrics.items():
-            self._meter.add(self.global_step, self._samples, name, value)
+            self._fit.ledger.meter.add(self.global_step, self._weight, name, value)
 
     def evaluate(
         self, dataset: Any, metrics: Metrics, *, name: str = "test", batch_size: int | None = None
     ) -> dict[str, float]:
         """Means over `dataset` of what `metrics(model, batch)` returns (a dict of means over the batch).
 
-        The model is in evaluation mode, without gradients, and in its former modes afterwards. Recorded as `{name}_{metric}`;
-        inside an epoch it is also in that epoch's line.
+        The model is in evaluation mode, without gradients, with its averaged weights where `ema` is on, and as it was
+        afterwards. Recorded as `{name}_{metric}`; inside an epoch it is also in that epoch's line.
         """
-        self._drain()
-        size = self.config.training.batch_size if batch_size is None else batch_size
-        result = evaluate(self.model, dataset, metrics, self.device, size, self._check_interruption)
-        named = {f"{name}_{key}": value for key, value in result.items()}
-        self._evaluations.update(named)
-        self.run.points([(self.global_step, key, value) for key, value in named.items()], self.position.epoch)
-        return result
+        return self._fit.evaluate(self._plan(dataset, metrics, name, batch_size))
+
+    def plan_evaluation(
+        self, dataset: Any, metrics: Metrics, *, name: str = "test", batch_size: int | None = None
+    ) -> None:
+        """Evaluate so every `evaluate_steps` updates or `evaluate_epochs` epochs, and when a callback asks for it."""
+        self._fit.planned.append(self._plan(dataset, metrics, name, batch_size))
 
     def stop(self) -> None:
         """End training after the step under way; `epochs()` and `batches()` then end as if they were done."""
-        self.stopping = True
+        self._fit.stopping = True
 
-    # -- saving
+    # -- saving and the end
 
     def save(self, path: str | os.PathLike[str] | None = None) -> Path:
-        """Write model, optimizer, position and random states; to the run's `checkpoint.pt` without a path."""
-        if path is None:
-            if self.run.folder is None:
-                raise ConfigError("output.record is off, so the run has no folder: give save() a path")
-            path = self.run.folder / CHECKPOINT
-        self._drain()  # the epoch's sums so far are part of what is saved
-        self._saved_at = time.monotonic()
-        started = time.time()
-        written = write_checkpoint(path, self, self._loader, self._meter)
-        if self._run and self._run.recorder:
-            seconds = time.time() - started
-            self._run.recorder.event(
-                "checkpoint", start=started, seconds=seconds, step=self.global_step, path=str(written)
-            )
-        return written
+        """Write all that the next step depends on; into the run's folder without a path."""
+        return self._fit.save(path)
 
     def resume(self, path: str | os.PathLike[str]) -> None:
         """Go on from a checkpoint, or from the one in a run's folder; the latter also continues that run's record."""
-        if self._run is not None:
-            raise ConfigError("resume() comes before the first epoch and before anything is recorded")
-        self._resumed = read_checkpoint(Path(path), self, self._loader, self._meter)
-        self._resumed_at = self.global_step
-
-    @property
-    def run(self) -> Run:
-        """The run's output: its folder, recorder and terminal. Opened at the first use."""
-        if self._run is None:
-            steps = self._total_epochs * len(self._loader) if self._loader and self._total_epochs else None
-            self._run = Run(
-                self.config,
-                self.model,
-                total_epochs=self._total_epochs,
-                total_steps=steps,
-                resumed=self._resumed,
-                step=self._resumed_at,
-            )
-            atexit.register(self._at_exit)
-            place = self._run.place if self._run.folder else None
-            self._run.say(summary(self, self._loader, place, self._resumed is not None))
-        return self._run
+        self._fit.resume(path)
 
     def close(self) -> None:
         """Unhook the optimizer and end the run: "stopped" if `epochs()` was left early, else "finished"."""
         self._unhook()
         if self._whole:
             self._whole.close()
-        atexit.unregister(self._at_exit)
-        if self._run or self._meter.pending:
-            self._drain()
-            self.run.finish("stopped" if self._left_early else "finished")
+        self._update.leave()
+        atexit.unregister(self.end_with_the_program)
+        if self._fit.opened:
+            self._fit.drain(at_once=True)
+            self._fit.finish("stopped" if self._left_early else "finished")
 
     def __enter__(self) -> Trainer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _trace: object) -> None:
-        if error is not None and not isinstance(error, (KeyboardInterrupt, SystemExit)) and self._run:
-            self._run.finish("failed", f"{type(error).__name__}: {error}")
-        self.close()
+        fit = self._fit
+        try:
+            if error is not None and not isinstance(error, (KeyboardInterrupt, SystemExit)) and fit.opened:
+                fit.tell("on_exception", {}, error=error)
+                fit.finish("failed", f"{type(error).__name__}: {error}")
+        finally:
+            self.close()
 
     # -- inside
 
-    def explain(self, batch: Any) -> str | None:
+    def _load(self, dataset: Any) -> Loader:
+        training = self.config.training
+        return Loader(
+            dataset,
+            training.batch_size,
+            seed=training.seed,
+            shuffle=training.shuffle,
+            drop_last=training.drop_last,
+            device=self.device,
+        )
+
+    def _plan(self, dataset: Any, metrics: Metrics, name: str, batch_size: int | None) -> Planned:
+        size = self.config.training.batch_size if batch_size is None else batch_size
+        return Planned(name=name, metrics=metrics, loader=Loader(dataset, size, shuffle=False, device=self.device))
+
+    def _make_update(self) -> bool:
+        self._stepping = True
+        try:
+            return self._update.make()
+        finally:
+            self._stepping = False
+
+    def _close_update(self) -> None:
+        """Make the update under way of the batches that it has; nothing if it has none."""
+        if self._update.batches:
+            self._make_update()
+            self._fit.advance(self._fit.ledger.settle(self.global_step + 1), None)
+
+    def _compiled_step(self, train_fn: TrainFn, batch: Any) -> tuple[Tensor, dict[str, Any]] | None:
+        if self._whole is None:
+            self._whole = WholeStep(train_fn, self.model, self.optimizer)
+            if self._update.rule != UpdateRule():
+                self._whole.reason = "accumulation, clipping, mixed precision and averages are not part of it yet"
+        compiled = self._whole.step(batch)
+        if self._whole.reason and not self._warned_eager:
+            self._warned_eager = True
+            self.run.warn(f"steps are taken eagerly: {self._whole.reason}", self.global_step)
+        return compiled
+
+    def _leave_out(self, why: str, metrics: dict[str, Any], weight: Weight) -> None:
+        """A batch that must not be trained on; others of the same update stay."""
+        fit, update = self._fit, self._update
+        fit.refuse(why)
+        if update.single:
+            update.drop()
+            fit.advance(metrics, weight)
+            return
+        fit.ledger.gather(metrics, weight)
+        fit.count_samples()
+
+    def _explain_labels(self, batch: Any) -> str | None:
         """What is wrong with the labels of a batch that the loss failed on, if that is what it was."""
         return self._labels.explain(batch, self.position, self._samples) if self._labels else None
 
-    def _at_exit(self) -> None:
-        """A plain loop does not say when it is done: the program's end without an error does."""
-        if self._total_epochs is None and getattr(sys, "last_value", None) is None:
-            self.close()
+    def _before_optimizer_step(self, _optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        """The loop calls `optimizer.step()` itself."""
+        if self._stepping:
+            return
+        if not self._fit.begun:
+            self._fit.begin(None)
+        self._update.refuse_own_step()
+        if refusal := self._fit.nonfinite.refusal(None):
+            self._fit.ledger.meter.add(self.global_step + 1, self._weight, "loss", math.nan)  # to be counted
+            self.optimizer.zero_grad()  # without gradients the optimizer changes nothing
+            self._fit.refuse(refusal)
+        else:
+            self._update.prepare()
 
-    def _backward(self, loss: Tensor) -> None:
-        try:
-            loss.backward()  # type: ignore[no-untyped-call]
-        except RuntimeError as error:
-            if "backward through the graph a second time" in str(error):
-                raise TrainingError(
-                    "the gradient of this loss was computed already: either step(loss), or loss.backward() and step()"
-                ) from error
-            raise
+    def _after_optimizer_step(self, _optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        if not self._stepping:
+            self._update.follow()
+            self._fit.advance({}, None)
+
+    def _see_batch(self, _model: nn.Module, args: tuple[Any, ...]) -> None:
+        """With a loader of the user's own: the model's input tells how many samples a batch has."""
+        if self.model.training and args and isinstance(args[0], Tensor) and args[0].dim():
+            self._samples = self._weight = args[0].shape[0]
+
+    def end_with_the_program(self) -> None:
+        """A plain loop does not say when it is done: the program's end without an error does."""
+        if self._fit.total_epochs is None and getattr(sys, "last_value", None) is None:
+            self.close()
 
     def _unhook(self) -> None:
         for hook in self._hooks:
             hook.remove()
 
-    def _see_batch(self, _model: nn.Module, args: tuple[Any, ...]) -> None:
-        """With a loader of the user's own: the model's input tells how many samples a batch has."""
-        if self.model.training and args and isinstance(args[0], Tensor) and args[0].dim():
-            self._samples = args[0].shape[0]
 
-    def _before_optimizer_step(self, _optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-        if not self._stepping:
-            self._refuse_bad_gradients()
-
-    def _after_optimizer_step(self, _optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-        if not self._stepping:
-            self._advance({})
-
-    def _advance(self, metrics: Mapping[str, Any]) -> None:
-        """An update was made (or left out by policy)."""
-        self.global_step += 1
-        for name, value in metrics.items():
-            self._meter.add(self.global_step, self._samples, name, value)
-        self._count_samples()
-        for cell in self._cells:
-            cell.detach()
-        if time.perf_counter() > self._drain_at:
-            self._drain(metrics.get("loss"))
-        if self.interruption.signal:
-            self._interrupted()
-
-    def _count_samples(self) -> None:
-        if self._untrained:
-            self.position = Position(epoch=self.position.epoch, sample=self.position.sample + self._untrained)
-            self._untrained = 0
-
-    def _refuse_bad_gradients(self) -> None:
-        if refusal := self._nonfinite.refusal(None):
-            self._meter.add(self.global_step + 1, self._samples, "loss", math.nan)  # to be counted
-            self._refuse(refusal)
-
-    def _refuse(self, what: str) -> None:
-        """Leave an update out: without gradients the optimizer changes nothing. Under "stop", end the run."""
-        self.optimizer.zero_grad()
-        if self.config.training.nan_policy == "skip":
-            return
-        self._drain()
-        saved = f"; the weights before it are in {self.save()}" if self._may_save() else ""
-        where = f"epoch {self.position.epoch + 1}, step {self.global_step + 1}"
-        message = f"{what} at {where} (nan_policy is stop){saved}"
-        self._over = True
-        self.run.finish("failed", message)
-        raise TrainingError(message)
-
-    def _drain(self, loss: Any = None, *, at_once: bool = False) -> None:
-        """Read the metrics since the last time, hand them on, act on requests from outside."""
-        self._drain_at = time.perf_counter() + _DRAIN_SECONDS
-        run = self.run
-        points = self._meter.drain()
-        run.points(points, self.position.epoch)
-        if news := self._nonfinite.news(points, self.global_step, at_once=at_once):
-            run.warn(news[1], news[0])
-        if self._loader:
-            done = -(-self.position.sample // self._loader.batch_size)
-            run.terminal.step(self.position.epoch + 1, done, len(self._loader), loss)
-        for request in run.recorder.requests() if run.recorder else ():
-            if request.action == "stop":
-                self.stop()
-            else:
-                self.save()
-
-    def _end_epoch(self, seconds: float) -> None:
-        self._drain(at_once=True)
-        epoch = self.position.epoch
-        means = {**self._meter.means(), **self._evaluations}
-        self.run.epoch(epoch, means, seconds, self.global_step, self._meter.not_finite.get("loss", 0))
-        self._meter.clear()
-        self._evaluations.clear()
-        self.history.append(means)
-        self.position = Position(epoch=epoch + 1)
-        if time.monotonic() - self._saved_at > _SAVE_SECONDS and self._may_save():
-            self.save()
-
-    def _save_if_wanted(self) -> None:
-        self._drain()
-        if self._may_save():
-            self.save()
-
-    def _check_interruption(self) -> None:
-        if self.interruption.signal:
-            self._interrupted()
-
-    def _interrupted(self) -> None:
-        self._drain()
-        number, self.interruption.signal = self.interruption.signal, 0
-        run = self.run
-        if self._may_save():
-            self.save()
-            run.terminal.note(
-                f"interrupted at epoch {self.position.epoch + 1}, step {self.global_step}; resume with: {run.how_to_resume()}"
-            )
-        else:
-            run.terminal.note(f"interrupted at epoch {self.position.epoch + 1}, step {self.global_step}; nothing saved")
-        self._over = True
-        run.finish("stopped")
-        if number == signal.SIGINT and (hasattr(sys, "ps1") or "ipykernel" in sys.modules):
-            raise KeyboardInterrupt
-        raise SystemExit(128 + number)
-
-    def _may_save(self) -> bool:
-        return self.config.output.checkpoint and self.run.folder is not None
+def _valid_tokens(batch: Any) -> Tensor:
+    """How many labels of the batch are none to ignore."""
+    return (labels_of(batch)[1] != -100).sum()

@@ -1,0 +1,414 @@
+"""A training in time: how far it is, what is due after each update and epoch, and how it ends."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
+
+import torch
+
+from flodl import checkpoint
+from flodl.data import Loader, Position
+from flodl.errors import ConfigError, TrainingError
+from flodl.graph.state import StateCell
+from flodl.train.average import update_batch_norm
+from flodl.train.callbacks import Callbacks, Control, FitState, Moment
+from flodl.train.device import summary
+from flodl.train.evaluate import Planned, evaluate
+from flodl.train.ledger import Ledger
+from flodl.train.metrics import Weight
+from flodl.train.nonfinite import NonFinite
+from flodl.train.run import Run
+from flodl.train.saving import CHECKPOINT, read_checkpoint, write_checkpoint
+from flodl.train.signals import Interruption
+from flodl.train.update import Update
+
+if TYPE_CHECKING:
+    from flodl.train.trainer import Trainer
+
+__all__ = ["Fit"]
+
+_DRAIN_SECONDS = 0.2  # how often metrics are read from the device and handed to the recorder
+
+
+class Fit:
+    """The course of one trainer's training. The trainer tells it of batches and updates; it decides what follows."""
+
+    def __init__(self, trainer: Trainer, loader: Loader | None, update: Update, callbacks: Callbacks) -> None:
+        self.trainer = trainer
+        self.config = trainer.config
+        self.loader = loader
+        self.update = update
+        self.callbacks = callbacks
+        self.step = 0
+        """Updates made."""
+        self.position = Position()
+        """What was trained: `sample` samples of epoch `epoch`."""
+        self.untrained = 0
+        """Samples of the batch under way."""
+        self.ledger = Ledger()
+        self.history: list[dict[str, float]] = []
+        self.interruption = Interruption()
+        self.nonfinite = NonFinite(self.config.training.nan_policy, trainer.model)
+        self.planned: list[Planned] = []
+        self.total_epochs: int | None = None
+        self.begun = False
+        self.stopping = False
+        self.over = False
+        """Saved and ended, by a signal or by policy."""
+        self.resumed: Path | None = None
+        """The run's folder that was resumed."""
+        self.resumed_at = 0
+        self.unknown_callbacks: list[str] = []
+        """Whose saved states no callback takes."""
+        self.evaluation_due = False
+        """An evaluation of this step was cut off."""
+        self.rng_before_evaluation: dict[str, Any] | None = None
+        """The random states after the last update, when evaluations have followed it."""
+        self._run: Run | None = None
+        self._cells = [m for m in trainer.model.modules() if isinstance(m, StateCell)]
+        self._evaluations: dict[str, float] = {}
+        self._reached = False  # the end that was asked for, not a stop
+        self._drain_at = 0.0
+        self._saved_at = self._began_at = time.monotonic()
+        self._watched = False  # something is due after some updates
+
+    # -- how far, how long
+
+    @property
+    def steps_per_epoch(self) -> int | None:
+        """Updates, the incomplete last one of an epoch too."""
+        if self.loader is None or (batches := self.loader.batches) is None:
+            return None
+        return -(-batches // self.config.training.accumulate)
+
+    @property
+    def total_steps(self) -> int | None:
+        """Updates in the whole training, where that is known."""
+        per_epoch, limit = self.steps_per_epoch, self.config.training.max_steps
+        known = None if per_epoch is None or self.total_epochs is None else per_epoch * self.total_epochs
+        return known if limit is None else limit if known is None else min(limit, known)
+
+    @property
+    def run(self) -> Run:
+        """The run's output: its folder, recorder and terminal. Opened at the first use."""
+        if self._run is None:
+            self._run = Run(
+                self.config,
+                self.trainer.model,
+                total_epochs=self.total_epochs,
+                total_steps=self.total_steps,
+                resumed=self.resumed,
+                step=self.resumed_at,
+            )
+            atexit.register(self.trainer.end_with_the_program)
+            place = self._run.place if self._run.folder else None
+            self._run.say(summary(self.trainer, self.loader, place, self.resumed is not None))
+            for name in self.unknown_callbacks:
+                self._run.warn(
+                    f"the checkpoint has a state of callback {name}, which this run does not have", self.step
+                )
+        return self._run
+
+    @property
+    def opened(self) -> bool:
+        """Whether the run was opened."""
+        return self._run is not None
+
+    @property
+    def stopped(self) -> bool:
+        """Whether training was asked to stop before its end."""
+        return self.stopping and not self._reached
+
+    def begin(self, total_epochs: int | None) -> None:
+        """Before the first update of this process, or of another call of `epochs()`."""
+        training = self.config.training
+        self.total_epochs = total_epochs
+        self.begun, self.stopping, self._reached = True, False, False
+        self._began_at = time.monotonic()
+        self.update.enter()
+        self.update.make_schedule(self.total_steps)
+        self._watched = bool(
+            training.max_steps is not None
+            or training.evaluate_steps
+            or self.config.output.save_steps
+            or self.update.scheduler
+            or self.callbacks.listening("on_step_end")
+        )
+        if self.run.recorder:
+            self.run.recorder.totals(epochs=total_epochs, steps=self.total_steps)
+        if training.max_steps is not None and self.step >= training.max_steps:
+            self.reach(f"max_steps is {training.max_steps}")
+        self.tell("on_fit_start", {})
+        if self.evaluation_due:
+            self.evaluate_planned()
+
+    def reach(self, why: str) -> None:
+        """Training is done: `epochs()` ends after this update, and the run is finished."""
+        if not self.stopping:
+            self.stopping = self._reached = True
+            self.run.say(f"training ends at epoch {self.position.epoch + 1}, step {self.step}: {why}")
+
+    def epoch_is_whole(self) -> bool:
+        """Whether every sample of the epoch was trained; where that is not known, a stop leaves it open."""
+        return self.loader is None or (self.loader.samples is not None and self.position.sample >= self.loader.samples)
+
+    # -- after each update
+
+    def advance(self, metrics: Mapping[str, Any], weight: Weight | None) -> None:
+        """An update was made (or left out by policy). weight: of its metrics; None: they are in the ledger already."""
+        self.step += 1
+        if weight is not None:
+            for name, value in metrics.items():
+                self.ledger.meter.add(self.step, weight, name, value)
+        self.rng_before_evaluation = None
+        self.count_samples()
+        for cell in self._cells:
+            cell.detach()
+        if self._watched:
+            self._after_update(metrics)
+        if time.perf_counter() > self._drain_at:
+            self.drain(metrics.get("loss"))
+        if self.interruption.signal:
+            self.interrupted()
+
+    def count_samples(self) -> None:
+        """The batch under way is trained."""
+        if self.untrained:
+            self.position = Position(epoch=self.position.epoch, sample=self.position.sample + self.untrained)
+            self.untrained = 0
+
+    def _after_update(self, metrics: Mapping[str, Any]) -> None:
+        training, output = self.config.training, self.config.output
+        if self.update.scheduler:
+            self.ledger.rate(self.step, float(self.trainer.optimizer.param_groups[0]["lr"]))
+        self.tell("on_step_end", metrics)
+        if training.evaluate_steps and self.step % training.evaluate_steps == 0:
+            self.evaluate_planned()
+        if output.save_steps and self.step % output.save_steps == 0 and self.may_save():
+            self.save(periodic=True)
+        if training.max_steps is not None and self.step >= training.max_steps:
+            self.reach(f"max_steps is {training.max_steps}")
+
+    def drain(self, loss: Any = None, *, at_once: bool = False) -> None:
+        """Read the metrics since the last time, hand them on, act on requests from outside."""
+        self._drain_at = time.perf_counter() + _DRAIN_SECONDS
+        run, training = self.run, self.config.training
+        points = self.ledger.points()
+        run.points(points, self.position.epoch)
+        self.ledger.record_steps(run.recorder)
+        if news := self.nonfinite.news(points, self.step, at_once=at_once):
+            run.warn(news[1], news[0])
+        if self.loader:
+            done = -(-self.position.sample // self.loader.batch_size)
+            run.terminal.step(self.position.epoch + 1, done, self.loader.batches, loss)
+        for request in run.recorder.requests() if run.recorder else ():
+            if request.action == "stop":
+                self.stopping = True
+            elif self.may_save():
+                self.save()
+        if training.max_time is not None and time.monotonic() - self._began_at > training.max_time:
+            self.reach(f"max_time is {training.max_time:g} s")
+
+    # -- evaluations
+
+    def evaluate_planned(self) -> None:
+        """All evaluations that were planned, now."""
+        self.evaluation_due = True
+        for planned in self.planned:
+            self.evaluate(planned)
+        self.evaluation_due = False
+
+    def evaluate(self, planned: Planned) -> dict[str, float]:
+        """Means over a dataset, recorded and, inside an epoch, part of its line."""
+        self.drain()
+        if self.rng_before_evaluation is None:
+            self.rng_before_evaluation = checkpoint.rng_state()
+        started = time.time()
+        with self.update.evaluating():
+            result = evaluate(self.trainer.model, planned, self.check_interruption)
+        named = {f"{planned.name}_{key}": value for key, value in result.items()}
+        self._evaluations.update(named)
+        self.run.points([(self.step, key, value) for key, value in named.items()], self.position.epoch)
+        self.span("evaluation", started)
+        self.tell("on_eval_end", named)
+        return result
+
+    # -- epochs
+
+    def end_epoch(self, seconds: float) -> None:
+        """All batches of the epoch were seen."""
+        training, epoch = self.config.training, self.position.epoch
+        if training.evaluate_steps is None and (epoch + 1) % training.evaluate_epochs == 0:
+            self.evaluate_planned()
+        self.drain(at_once=True)
+        means = {**self.ledger.meter.means(), **self._evaluations}
+        self.run.epoch(epoch, means, seconds, self.step, self.ledger.meter.not_finite.get("loss", 0))
+        self.ledger.meter.clear()
+        self._evaluations.clear()
+        self.history.append(means)
+        control = self._ask("on_epoch_end", means)
+        self.position = Position(epoch=epoch + 1)
+        self._average(epoch)
+        self._obey(control, "on_epoch_end")
+        if self.may_save() and time.monotonic() - self._saved_at > self.config.output.save_seconds:
+            self.save(periodic=True)
+        self.check_interruption()
+
+    # -- callbacks
+
+    def tell(self, moment: Moment, metrics: Mapping[str, Any], **more: Any) -> None:
+        """Call the callbacks that listen to `moment`, and do what they ask for."""
+        self._obey(self._ask(moment, metrics, **more), moment)
+
+    def _ask(
+        self,
+        moment: Moment,
+        metrics: Mapping[str, Any],
+        *,
+        written: Path | None = None,
+        error: BaseException | None = None,
+    ) -> Control | None:
+        listening = self.callbacks.listening(moment)
+        if not listening:
+            return None
+        control, optimizer = Control(), self.trainer.optimizer
+        state = FitState(
+            epoch=self.position.epoch,
+            step=self.step,
+            sample=self.position.sample,
+            total_epochs=self.total_epochs,
+            total_steps=self.total_steps,
+            metrics=metrics,
+            learning_rates=tuple(float(group["lr"]) for group in optimizer.param_groups if "lr" in group),
+            model=self.trainer.model,
+            optimizer=optimizer,
+            folder=self.run.folder,
+            checkpoint=written,
+        )
+        for call in listening:
+            call(state, control) if error is None else call(state, control, error)
+        return control
+
+    def _obey(self, control: Control | None, moment: Moment) -> None:
+        if control is None:
+            return
+        if control.stop_reason is not None:
+            self.reach(control.stop_reason)
+        if control.evaluate_asked and moment != "on_eval_end":
+            self.evaluate_planned()
+        if control.save_asked and moment != "on_checkpoint" and self.may_save():
+            self.save()
+
+    # -- saving
+
+    def may_save(self) -> bool:
+        """Whether checkpoints are wanted and there is a place for them."""
+        return self.config.output.checkpoint and self.run.folder is not None
+
+    def save(self, path: str | os.PathLike[str] | None = None, *, periodic: bool = False) -> Path:
+        """Write a checkpoint, into the run's folder without a path; a periodic one may give way to a newer one."""
+        if path is None:
+            if self.run.folder is None:
+                raise ConfigError("output.record is off, so the run has no folder: give save() a path")
+            path = self.run.folder / CHECKPOINT
+        self.drain()  # the epoch's sums so far are part of what is saved
+        self._saved_at = time.monotonic()
+        started = time.time()
+        written = write_checkpoint(path, self)
+        self.span("checkpoint", started)
+        self.tell("on_checkpoint", {}, written=written)
+        return written
+
+    def resume(self, path: str | os.PathLike[str]) -> None:
+        """Go on from a checkpoint, before anything was trained."""
+        if self.opened:
+            raise ConfigError("resume() comes before the first epoch and before anything is recorded")
+        self.resumed = read_checkpoint(Path(path), self)
+        self.resumed_at = self.step
+
+    def span(self, kind: str, started: float) -> None:
+        """Something took from `started` (seconds since 1970) until now, and no step did."""
+        if self._run and self._run.recorder:
+            self._run.recorder.event(kind, start=started, seconds=time.time() - started, step=self.step)
+
+    # -- the end
+
+    def refuse(self, what: str) -> None:
+        """A batch must not be trained on: under "stop", end the run."""
+        if self.config.training.nan_policy == "skip":
+            return
+        self.drain()
+        saved = f"; the weights before it are in {self.save()}" if self.may_save() else ""
+        where = f"epoch {self.position.epoch + 1}, step {self.step + 1}"
+        message = f"{what} at {where} (nan_policy is stop){saved}"
+        self.over = True
+        self.finish("failed", message)
+        raise TrainingError(message)
+
+    def save_if_wanted(self) -> None:
+        """What was trained is kept."""
+        self.drain()
+        if self.may_save():
+            self.save()
+
+    def save_and_finish(self, state: Literal["finished", "stopped"]) -> None:
+        """The loop has ended."""
+        self.save_if_wanted()
+        self._take_average()
+        self.tell("on_fit_end", self.history[-1] if self.history else {})
+        self.finish(state)
+
+    def finish(self, state: Literal["finished", "stopped", "failed"], error: str | None = None) -> None:
+        """End the run's output; what was saved in the background is complete then."""
+        self.run.finish(state, error)
+
+    def check_interruption(self) -> None:
+        """End training if a signal has arrived."""
+        if self.interruption.signal:
+            self.interrupted()
+
+    def interrupted(self) -> NoReturn:
+        """Save, say how to go on, and leave the program as the signal wants it."""
+        self.drain()
+        number, self.interruption.signal = self.interruption.signal, 0
+        run = self.run
+        where = f"interrupted at epoch {self.position.epoch + 1}, step {self.step}"
+        if self.may_save():
+            self.save()
+            run.terminal.note(f"{where}; resume with: {run.how_to_resume()}")
+        else:
+            run.terminal.note(f"{where}; nothing saved")
+        self.over = True
+        self.finish("stopped")
+        if number == signal.SIGINT and (hasattr(sys, "ps1") or "ipykernel" in sys.modules):
+            raise KeyboardInterrupt
+        raise SystemExit(128 + number)
+
+    # -- averaged weights
+
+    def _average(self, epoch: int) -> None:
+        """The epoch's weights are among the last ones, which are averaged."""
+        swa, last = self.update.swa, self.config.training.swa_epochs
+        if swa and last and self.total_epochs is not None and epoch >= self.total_epochs - last:
+            swa.update()
+
+    def _take_average(self) -> None:
+        """Training is over: the model gets the average of its last epochs, with the BatchNorm statistics that fit it."""
+        swa = self.update.swa
+        if not swa or not swa.updates or self.stopped:
+            return
+        averages, live = swa.pairs()
+        with torch.no_grad():
+            for tensor, average in zip(live, averages, strict=True):
+                tensor.copy_(average)
+        if self.loader:
+            forward = self.trainer.train_fn
+            update_batch_norm(self.trainer.model, (batch for batch, _ in self.loader.counted(0)), forward=forward)
+        self.run.say(f"the model has the mean of the weights of its last {swa.updates} epochs (swa_epochs)")
