@@ -70,7 +70,7 @@ def answer(fdl: Fdl, *question: str) -> tuple[str, list[str]]:
         (["--env=p"], ["--env=prod"]),
         (["--env", "ci,"], ["ci,prod"]),
         (["p"], ["prod"]),
-        (["ci", "li"], ["lint"]),
+        (["ci", "lin"], ["lint"]),
         (["test", ""], ["--", "--help"]),
         (["train", "q"], ["quick"]),
         (["train", "--"], ["--data", "--epochs", "--fast", "--no-fast", "--resume", "--help"]),

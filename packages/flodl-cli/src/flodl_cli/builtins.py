@@ -16,6 +16,7 @@ __all__ = ["BUILTINS", "ELSEWHERE", "command", "run_builtin"]
 BUILTINS = {
     "config": ("flodl_cli.commands.config:config", "show, explain, compare and check the configuration"),
     "schema": ("flodl_cli.commands.schema:schema", "what is known of the arguments of entries"),
+    "libtorch": ("flodl_cli.commands.libtorch:libtorch", "get and keep libtorch, the C++ library of PyTorch"),
     "completions": ("flodl_cli.commands.completions:completions", "print the completion script of a shell"),
     "autocomplete": ("flodl_cli.commands.completions:autocomplete", "install completion for your shell"),
 }

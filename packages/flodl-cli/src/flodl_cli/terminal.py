@@ -1,4 +1,4 @@
-"""What the terminal can show."""
+"""What the terminal can show, and what it is asked."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import sys
 from typing import TextIO
 
-__all__ = ["Style", "width"]
+__all__ = ["Style", "confirm", "width"]
 
 
 def width() -> int:
@@ -29,3 +29,19 @@ class Style:
 
     def dim(self, text: str) -> str:
         return f"\x1b[2m{text}\x1b[0m" if self.on else text
+
+
+def confirm(question: str, yes: bool) -> None:
+    """Nothing is written without an answer: where nobody can give one, the flag is named."""
+    from flodl_cli.errors import CliError
+
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise CliError(f"{question} No terminal to ask on: --yes does it without asking.")
+    try:
+        answer = input(f"{question} [y/N] ")
+    except EOFError:
+        raise CliError("no answer: --yes does it without asking.") from None
+    if answer.strip().lower() not in ("y", "yes"):
+        raise CliError("nothing was changed")

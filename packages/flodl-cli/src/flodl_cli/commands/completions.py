@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
 import click
 
 from flodl_cli.completion.scripts import SCRIPTS
 from flodl_cli.errors import CliError, nearest
+from flodl_cli.terminal import confirm
 
 __all__ = ["autocomplete", "completions"]
 
@@ -31,7 +31,7 @@ def autocomplete(shell: str | None, yes: bool) -> None:
         raise CliError(f"no completion for the shell '{name}'.{nearest(name, SCRIPTS)} --shell names one.")
     script, start_file, line = _places(name)
     changes = [f"write {script}"] + ([f"add a line to {start_file}"] if line and line not in _text(start_file) else [])
-    _confirm(f"{' and '.join(changes)}?", yes)
+    confirm(f"{' and '.join(changes)}?", yes)
     try:
         script.parent.mkdir(parents=True, exist_ok=True)
         script.write_text(SCRIPTS[name], encoding="utf-8")
@@ -65,17 +65,3 @@ def _places(shell: str) -> tuple[Path, Path, str]:
 
 def _text(path: Path) -> str:
     return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
-
-
-def _confirm(question: str, yes: bool) -> None:
-    """Nothing is written without an answer: where nobody can give one, the flag is named."""
-    if yes:
-        return
-    if not sys.stdin.isatty():
-        raise CliError(f"{question} No terminal to ask on: --yes does it without asking.")
-    try:
-        answer = input(f"{question} [y/N] ")
-    except EOFError:
-        raise CliError("no answer: --yes does it without asking.") from None
-    if answer.strip().lower() not in ("y", "yes"):
-        raise CliError("nothing was changed")

@@ -1,0 +1,303 @@
+"""`fdl libtorch`: the C++ library of PyTorch for Rust (tch-rs) and C++, without a build and without a Python project."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from flodl_cli.call import Call
+from flodl_cli.errors import CliError
+from flodl_cli.libtorch.exports import SHELLS, exports, variables
+from flodl_cli.libtorch.store import Installed, Store, home
+
+__all__ = ["libtorch"]
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+@click.group()
+def libtorch() -> None:
+    """Get and keep libtorch, the C++ library of PyTorch."""
+
+
+def _place(function: _Function) -> _Function:
+    return click.option(
+        "--path",
+        type=click.Path(path_type=Path),
+        help="Where variants are kept; else ./libtorch of the "
+        "project if it has one, else $FLODL_HOME/libtorch (~/.flodl/libtorch).",
+    )(function)
+
+
+def _as_json(function: _Function) -> _Function:
+    return click.option("--json", "as_json", is_flag=True, help="For programs.")(function)
+
+
+def _store(path: Path | None) -> Store:
+    return Store(path.absolute() if path else home())
+
+
+@libtorch.command()
+@click.option("--cpu", is_flag=True, help="The build without CUDA.")
+@click.option("--cuda", metavar="12.8", help="The build for this CUDA; without --cpu or --cuda what fits this machine.")
+@click.option("--version", metavar="2.13.0", help="The release of torch.")
+@click.option(
+    "--source", type=click.Choice(["wheel", "zip"]), default="wheel", help="The wheel by pip, or PyTorch's zip."
+)
+@click.option("--url", help="Where the zips lie (--source zip), for mirrors; or FDL_LIBTORCH_URL.")
+@click.option("--sha256", help="What the zip must have (--source zip).")
+@click.option(
+    "--retries", type=click.IntRange(0), default=5, show_default=True, help="How often a server is asked again."
+)
+@click.option(
+    "--timeout", type=click.FloatRange(0.1), default=30.0, show_default=True, help="Seconds without an answer."
+)
+@click.option("--no-activate", is_flag=True, help="Install only.")
+@click.option("--dry-run", is_flag=True, help="Say what would be downloaded.")
+@_place
+@_as_json
+@click.pass_obj
+def download(
+    call: Call,
+    cpu: bool,
+    cuda: str | None,
+    version: str | None,
+    source: str,
+    url: str | None,
+    sha256: str | None,
+    retries: int,
+    timeout: float,
+    no_activate: bool,
+    dry_run: bool,
+    path: Path | None,
+    as_json: bool,
+) -> None:
+    """Download a libtorch, check it, and activate it."""
+    from flodl_cli.libtorch.fetch import Transport, shown_url
+    from flodl_cli.libtorch.install import Wanted, planned
+    from flodl_cli.libtorch.install import download as install
+    from flodl_cli.libtorch.releases import check_version
+
+    if cpu and cuda:
+        raise CliError("--cpu or --cuda, not both")
+    if source != "zip" and (url or sha256):
+        raise CliError("--url and --sha256 are for --source zip; for wheels pip's configuration says where they lie")
+    release, tag = _chosen(cpu, cuda, version and check_version(version))
+    wanted, store = Wanted(release, tag, source, sha256, url), _store(path)
+    if dry_run or call.options.dry_run:
+        items = planned(wanted)
+        if as_json:
+            _print_json({"into": str(store.root), "files": [{**i._asdict(), "url": shown_url(i.url)} for i in items]})
+            return
+        for item in items:
+            print(f"download {shown_url(item.url)}" + (f"\n  sha256 {item.sha256}" if item.sha256 else ""))
+        print(f"into {store.root / 'precompiled' / tag}")
+        return
+    with _stopped_by_signals():
+        variant, there = install(
+            store, wanted, Transport(timeout, retries), activate=not no_activate, quiet=call.options.verbosity < 0
+        )
+    _tell(variant, store, as_json, "was installed before" if there else "installed")
+
+
+def _chosen(cpu: bool, cuda: str | None, version: str | None) -> tuple[str, str]:
+    """Release and tag: as asked for, else what runs on the GPUs of this machine."""
+    from flodl_cli.libtorch.releases import cuda_tag
+    from flodl_cli.machine.builds import releases
+    from flodl_cli.machine.gpus import detect
+    from flodl_cli.machine.variants import Refusal, choose
+
+    if cpu or cuda:
+        release = version or releases()[0]
+        return release, cuda_tag(release, cuda) if cuda else "cpu"
+    found = detect()
+    choice = choose(found.gpus or [], found.driver, release=version)
+    if isinstance(choice, Refusal):
+        raise CliError("\n  ".join((choice.reason, *choice.remedies)))
+    print(f"fdl: {choice.reason}", file=sys.stderr)
+    return version or choice.version, choice.tag
+
+
+def _tell(variant: Installed, store: Store, as_json: bool, what: str) -> None:
+    """What became of it, what it lacks, and how to use it."""
+    _warn_of_missing(variant)
+    if as_json:
+        _print_json(_data(variant, store))
+        return
+    current = store.active()
+    state = "active" if current == variant else "not active"
+    print(f"# {variant.name}: libtorch {variant.arch.version} {what}, {state}")
+    print("\n".join(exports(variant, "bash")))
+
+
+def _warn_of_missing(variant: Installed) -> None:
+    from flodl_cli.libtorch.binaries import missing_libraries
+
+    for missing in missing_libraries(variant.lib):
+        print(
+            f"fdl: warning: {missing.needed_by} needs {missing.name}, which is not here: {missing.remedy}",
+            file=sys.stderr,
+        )
+
+
+def _data(variant: Installed, store: Store) -> dict[str, Any]:
+    current = store.active()
+    return {
+        "name": variant.name,
+        "active": current is not None and current.name == variant.name,
+        "gone": variant.gone,
+        **variant.arch._asdict(),
+        "folder": str(variant.folder),
+        "prefix": str(variant.prefix),
+        "env": variables(variant),
+    }
+
+
+@libtorch.command("list")
+@_place
+@_as_json
+def list_(path: Path | None, as_json: bool) -> None:
+    """List what is installed; the active one is marked."""
+    from flodl_cli.help import table
+
+    store = _store(path)
+    every = store.installed()
+    if as_json:
+        _print_json([_data(i, store) for i in every])
+        return
+    if not every:
+        print(f"no libtorch in {store.root}; `fdl libtorch download` gets one")
+        return
+    current = store.active()
+    rows = [(f"{'*' if i == current else ' '} {i.name}", _line(i)) for i in every]
+    print("\n".join(table(rows, indent=0)))
+
+
+def _line(variant: Installed) -> str:
+    arch = variant.arch
+    parts = [arch.version, f"CUDA {arch.cuda}" if arch.cuda else "CPU", " ".join(arch.architectures), arch.source]
+    return ", ".join(p for p in parts if p) + (f" (gone: {variant.prefix})" if variant.gone else "")
+
+
+@libtorch.command()
+@click.argument("name", required=False)
+@_place
+@_as_json
+def info(name: str | None, path: Path | None, as_json: bool) -> None:
+    """Show what a libtorch is (the active one without NAME), what fits it, and what it lacks."""
+    from flodl_cli.help import table
+    from flodl_cli.libtorch.binaries import missing_libraries
+    from flodl_cli.libtorch.releases import TCH, tch_for
+
+    store = _store(path)
+    variant = _named(store, name)
+    arch, tch = variant.arch, tch_for(variant.arch.version)
+    missing = [] if variant.gone else missing_libraries(variant.lib)
+    if as_json:
+        _print_json({**_data(variant, store), "tch": tch, "missing": [m._asdict() for m in missing]})
+        return
+    newest = list(TCH)[-1]
+    rows = [
+        ("version", arch.version),
+        ("CUDA", arch.cuda or "none"),
+        ("GPUs", " ".join(arch.architectures) or "none"),
+        ("C++ ABI", f"_GLIBCXX_USE_CXX11_ABI={arch.abi}"),
+        ("source", arch.source),
+        ("sha256", arch.sha256 or "-"),
+        ("folder", str(variant.prefix) + (" (gone)" if variant.gone else "")),
+        (
+            "tch-rs",
+            f'tch = "{tch}"' if tch else f"none is known for {arch.release}; the newest is {TCH[newest]} for {newest}",
+        ),
+        ("missing", "; ".join(f"{m.name} (needed by {m.needed_by}: {m.remedy})" for m in missing) or "nothing"),
+    ]
+    current = store.active()
+    print(f"{variant.name}{' (active)' if current == variant else ''}")
+    print("\n".join(table(rows)))
+
+
+def _named(store: Store, name: str | None) -> Installed:
+    if name is not None:
+        return store.find(name)
+    current = store.active()
+    if current is None:
+        some = "; `fdl libtorch activate NAME` makes one" if store.installed() else "; `fdl libtorch download` gets one"
+        raise CliError(f"no libtorch is active in {store.root}{some}")
+    return current
+
+
+@libtorch.command()
+@click.argument("name")
+@_place
+def activate(name: str, path: Path | None) -> None:
+    """Make an installed libtorch the one that `env` and `info` mean."""
+    store = _store(path)
+    variant = store.find(name)
+    if variant.gone:
+        raise CliError(f"{variant.name}: {variant.prefix} is gone; `fdl libtorch remove {variant.name}`")
+    with store.changing():
+        store.activate(variant)
+    _tell(variant, store, False, "chosen")
+
+
+@libtorch.command()
+@click.argument("name")
+@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+@_place
+def remove(name: str, yes: bool, path: Path | None) -> None:
+    """Remove an installed libtorch. Of a link only the link goes."""
+    from flodl_cli.terminal import confirm
+
+    store = _store(path)
+    variant = store.find(name)
+    confirm(f"remove {variant.name} ({variant.folder})?", yes)
+    with store.changing():
+        store.remove(variant)
+    print(f"{variant.name} was removed")
+
+
+@libtorch.command()
+@click.argument("name", required=False)
+@click.option("--shell", type=click.Choice(SHELLS), help="Else the one of $SHELL.")
+@_place
+@_as_json
+def env(name: str | None, shell: str | None, path: Path | None, as_json: bool) -> None:
+    """Print what tch-rs and CMake need to find libtorch: eval "$(fdl libtorch env)"."""
+    import os
+
+    variant = _named(_store(path), name)
+    if variant.gone:
+        raise CliError(f"{variant.name}: {variant.prefix} is gone; `fdl libtorch remove {variant.name}`")
+    if as_json:
+        _print_json(variables(variant))
+        return
+    own = os.path.basename(os.environ.get("SHELL", ""))
+    print("\n".join(exports(variant, shell or (own if own in SHELLS else "bash"))))
+
+
+@contextmanager
+def _stopped_by_signals() -> Iterator[None]:
+    """SIGTERM and SIGHUP unwind like Ctrl-C, so that what is half done is removed."""
+    import signal
+
+    def stop(number: int, _frame: object) -> None:
+        sys.exit(128 + number)
+
+    before = {
+        n: signal.signal(n, stop) for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is signal.SIG_DFL
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(value, ensure_ascii=False, indent=2))

@@ -1,0 +1,150 @@
+"""Which wheels a libtorch consists of: found by pip, with the mirrors, proxies, credentials and constraints it is set up with."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import urllib.parse
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from flodl_cli.libtorch.errors import HashError, ResolveError
+from flodl_cli.libtorch.fetch import Forbidden, Transport, fetch, sha256_of, shown_url
+from flodl_cli.libtorch.progress import Progress
+
+__all__ = ["INDEX_VARIABLE", "Wheel", "as_pip_does", "get", "place_of", "resolve"]
+
+INDEX_VARIABLE = "FDL_TORCH_INDEX"  # where the indexes of cpu, cu126, ... lie, should pip's own not have the build
+_TORCH_INDEX = "https://download.pytorch.org/whl"
+
+
+class Wheel(NamedTuple):
+    """A wheel that pip chose."""
+
+    name: str
+    version: str
+    url: str
+    sha256: str | None  # None where the index names none
+
+    @property
+    def file(self) -> str:
+        return os.path.basename(urllib.parse.unquote(urllib.parse.urlsplit(self.url).path))
+
+
+def resolve(version: str, tag: str) -> list[Wheel]:
+    """The wheel of torch for `cpu` or a CUDA such as `cu128`, and those of the CUDA libraries that it needs.
+
+    pip's own indexes are asked first, then PyTorch's for the tag; on macOS there is one build, without a tag.
+    """
+    wanted = f"torch=={version}" if sys.platform == "darwin" else f"torch=={version}+{tag}"
+    index = f"{os.environ.get(INDEX_VARIABLE) or _TORCH_INDEX}/{tag}"
+    attempts = ([wanted], [wanted, "--extra-index-url", index])
+    said = ""
+    for words in attempts if sys.platform != "darwin" else attempts[:1]:
+        words = [*words, "--no-deps"] if tag == "cpu" else words
+        report, said = _report(words)
+        if report is not None:
+            return _wheels(report)
+    raise ResolveError(f"pip finds no {wanted} for this Python and machine:\n{said}\n{_remedy(version)}")
+
+
+def _remedy(version: str) -> str:
+    return (
+        f"A mirror: {INDEX_VARIABLE}=URL or pip's index-url. Another release than {version}: --version. "
+        "The zip of PyTorch's server: --source zip. The torch of a Python environment: fdl libtorch link."
+    )
+
+
+def _report(words: Sequence[str]) -> tuple[Any, str]:
+    """pip's installation report, or None and what pip said."""
+    options = ("--dry-run", "--ignore-installed", "--only-binary=:all:", "--report=-", "--quiet", "--no-input")
+    result = subprocess.run(
+        [*_pip(), "install", *options, *words],
+        env={**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_REQUIRE_VIRTUALENV": "0", "PYTHONWARNINGS": ""},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if result.returncode == 0:
+        return json.loads(result.stdout), ""
+    lines = [line for line in result.stderr.splitlines() if line.strip() and not line.startswith("WARNING: Location")]
+    return None, "\n".join(f"  {line}" for line in lines[-6:])
+
+
+def _pip() -> list[str]:
+    return [sys.executable, "-m", "pip"]
+
+
+def _wheels(report: Any) -> list[Wheel]:
+    found = []
+    for item in report["install"]:
+        name = item["metadata"]["name"].lower().replace("_", "-")
+        if name == "torch" or name.startswith("nvidia-"):
+            info = item["download_info"]
+            archive = info.get("archive_info", {})
+            old = archive.get("hash", "").partition("sha256=")[2]
+            found.append(
+                Wheel(
+                    name,
+                    item["metadata"]["version"],
+                    info["url"],
+                    archive.get("hashes", {}).get("sha256") or old or None,
+                )
+            )
+    return sorted(found, key=lambda w: (w.name != "torch", w.name))
+
+
+def as_pip_does(transport: Transport) -> Transport:
+    """The same with the proxy and the certificates that pip is told to use."""
+    listing = subprocess.run([*_pip(), "config", "list"], capture_output=True, text=True, check=False).stdout
+    values: dict[str, str] = {}
+    for line in listing.splitlines():  # global, then the user's, then the environment's: the last one counts
+        key, _, value = line.partition("=")
+        values[key.rpartition(".")[2]] = value.strip("'\"")
+    return transport._replace(cert=values.get("cert"), proxy=values.get("proxy"))
+
+
+def get(wheel: Wheel, folder: Path, progress: Progress, transport: Transport) -> tuple[Path, str]:
+    """The wheel as a file, and its SHA-256. One that lies on this machine is read where it is."""
+    parts = urllib.parse.urlsplit(wheel.url)
+    if parts.scheme == "file":
+        path = Path(urllib.request.url2pathname(parts.path))
+        found = sha256_of(path)
+        if wheel.sha256 is not None and found != wheel.sha256:
+            raise HashError(f"{path} has the SHA-256 {found}, the index says {wheel.sha256}")
+        return path, found
+    if wheel.sha256 is None:
+        progress.say(f"the index names no SHA-256 for {wheel.file}: it is taken as it comes")
+    try:
+        return fetch(wheel.url, folder, wheel.sha256, progress, transport)
+    except Forbidden:
+        return _by_pip(wheel, folder, progress)
+
+
+def _by_pip(wheel: Wheel, folder: Path, progress: Progress) -> tuple[Path, str]:
+    """pip knows credentials that are in no report: of index URLs, of .netrc, of a keyring."""
+    progress.say(f"{shown_url(wheel.url)} needs credentials: pip downloads it")
+    url = wheel.url.partition("#")[0] + (f"#sha256={wheel.sha256}" if wheel.sha256 else "")
+    words = ("download", "--no-deps", "--quiet", "--no-input", "--dest", str(folder), f"{wheel.name} @ {url}")
+    result = subprocess.run([*_pip(), *words], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    path = folder / wheel.file
+    if result.returncode != 0 or not path.is_file():
+        raise Forbidden(f"{shown_url(wheel.url)}: pip may not download it either:\n{result.stderr.strip()[-2000:]}")
+    return path, sha256_of(path)
+
+
+def place_of(member: str) -> str | None:
+    """Where a member of a wheel belongs: the C++ parts of torch, and NVIDIA's libraries beside it, where its RUNPATH looks."""
+    parts = member.split("/")
+    if parts[0] == "torch" and (parts[1] in ("lib", "include", "share") or member == "torch/version.py"):
+        return member
+    if parts[0] == "torch.libs" or (
+        parts[0] == "nvidia" and not parts[-1].endswith((".py", ".pyc")) and "bin" not in parts
+    ):
+        return member
+    return None
