@@ -17,6 +17,8 @@ BUILTINS = {
     "config": ("flodl_cli.commands.config:config", "show, explain, compare and check the configuration"),
     "schema": ("flodl_cli.commands.schema:schema", "what is known of the arguments of entries"),
     "libtorch": ("flodl_cli.commands.libtorch:libtorch", "get and keep libtorch, the C++ library of PyTorch"),
+    "diagnose": ("flodl_cli.commands.diagnose:diagnose", "look at GPUs, driver, libtorch, torch: what helps"),
+    "setup": ("flodl_cli.commands.setup:setup", "install the torch that fits this machine, and try it"),
     "completions": ("flodl_cli.commands.completions:completions", "print the completion script of a shell"),
     "autocomplete": ("flodl_cli.commands.completions:autocomplete", "install completion for your shell"),
 }

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from flodl_cli.machine.asking import answer, python_command
 from flodl_cli.machine.readings import (
     SMI_FIELDS,
     SMI_FIELDS_OLD,
@@ -74,10 +74,10 @@ def _detected(reading: Reading, driver: str | None, source: str, notes: tuple[st
 
 
 def _ask_nvml(environ: Mapping[str, str], timeout_s: float) -> Reading:
-    answer = _answer([sys.executable, "-m", "flodl_cli.machine.nvml"], environ, timeout_s)
-    if answer is None:
+    said = answer(python_command(sys.executable, Path(__file__).with_name("nvml.py")), environ, timeout_s)
+    if said is None:
         return Reading(notes=(f"NVML did not answer within {timeout_s:g} s: the driver hangs; restart the machine",))
-    status, text = answer
+    status, text = said
     if status:
         last = text.strip().splitlines()[-1:] or [f"exit status {status}"]
         return Reading(notes=(f"NVML could not be asked: {last[0]}",))
@@ -100,45 +100,16 @@ def _ask_smi(environ: Mapping[str, str], root: Path, timeout_s: float) -> Readin
     reading = Reading()
     for fields in (SMI_FIELDS, SMI_FIELDS_OLD):
         query = [program, f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
-        answer = _answer(query, environ, timeout_s)
-        if answer is None:
+        said = answer(query, environ, timeout_s)
+        if said is None:
             return Reading(notes=(f"nvidia-smi did not answer within {timeout_s:g} s: restart the machine",))
-        status, text = answer
+        status, text = said
         reading = parse_smi(text, fields)
         if "not a valid field" not in text:
             if status and not reading.notes:
                 return reading._replace(notes=(f"nvidia-smi failed with status {status}",))
             return reading
     return reading
-
-
-def _answer(command: list[str], environ: Mapping[str, str], timeout_s: float) -> tuple[int, str] | None:
-    """Exit status and output of a program; None when it did not end in time (it is killed then)."""
-    env = {**environ, "LC_ALL": "C"}
-    options = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    try:
-        # A session of its own: what the program started goes with it.
-        with subprocess.Popen(command, env=env, start_new_session=True, **options) as child:  # type: ignore[call-overload]
-            try:
-                output, _ = child.communicate(timeout=timeout_s)
-            except BaseException as error:
-                _kill_group(child.pid)
-                child.wait()
-                if isinstance(error, subprocess.TimeoutExpired):
-                    return None
-                raise
-    except OSError as error:
-        return 126, f"{command[0]}: {error.strerror}"
-    return child.returncode, output.decode(errors="replace")
-
-
-def _kill_group(pid: int) -> None:
-    import signal
-
-    try:
-        os.killpg(pid, signal.SIGKILL)
-    except ProcessLookupError:  # it ended just now
-        return
 
 
 def _kfd_nodes(root: Path) -> Iterator[tuple[int, str, list[str]]]:

@@ -70,7 +70,7 @@ def parse_override(gpus: str, driver: str | None = None) -> Reading:
 
 
 def parse_nvml(text: str) -> Reading:
-    """What `python -m flodl_cli.machine.nvml` printed."""
+    """What nvml.py printed."""
     try:
         said = json.loads(text)
     except ValueError:

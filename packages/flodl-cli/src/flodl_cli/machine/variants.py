@@ -19,7 +19,7 @@ from flodl_cli.machine.builds import (
 )
 from flodl_cli.machine.readings import Gpu
 
-__all__ = ["Refusal", "Variant", "choose"]
+__all__ = ["LIBTORCH", "TORCH", "Refusal", "Variant", "Words", "choose"]
 
 
 class Variant(NamedTuple):
@@ -39,6 +39,29 @@ class Refusal(NamedTuple):
     remedies: tuple[str, ...]
 
 
+class Words(NamedTuple):
+    """How to get what a remedy recommends."""
+
+    build: str
+    download: str
+    adopt: str
+    cpu: str
+
+
+LIBTORCH = Words(
+    'build it for them (with CUDA {cuda}): fdl libtorch build --archs "{archs}"',
+    "fdl libtorch download --cuda {cuda} --version {version}",
+    ", then adopt it: fdl libtorch link",
+    "train on the CPU: fdl libtorch download --cpu",
+)
+TORCH = Words(
+    "build torch from source with CUDA {cuda} and TORCH_CUDA_ARCH_LIST='{archs}'",
+    "fdl setup --cuda {cuda} --version {version}",
+    "",
+    "train on the CPU: fdl setup --cpu",
+)
+
+
 def choose(
     gpus: Sequence[Gpu],
     driver: str | None,
@@ -46,8 +69,11 @@ def choose(
     release: str | None = None,
     system: str | None = None,
     machine: str | None = None,
+    words: Words = LIBTORCH,
 ) -> Variant | Refusal:
     """The newest release with a build for all `gpus` under `driver`; only `release` (2.13) when that is named.
+
+    `words` are the commands that remedies name: those for libtorch, or for the torch of Python (TORCH).
 
     Of several builds of a release: one with machine code for each GPU before one that relies on PTX, then the newest CUDA
     that the driver itself knows, else the oldest (CUDA runs on older drivers of its major version).
@@ -58,11 +84,11 @@ def choose(
         reason = "macOS builds have no CUDA" if system == "Darwin" else "no GPU was found"
         return Variant(newest, "cpu", None, (), f"{reason}: the CPU build")
     if any(gpu.vendor != "nvidia" for gpu in gpus):
-        return _not_nvidia([g for g in gpus if g.vendor != "nvidia"])
+        return _not_nvidia([g for g in gpus if g.vendor != "nvidia"], words)
     if machine.lower() not in ("x86_64", "amd64"):
         return Refusal(
             f"the builds for {system} on {machine} are not known here",
-            ("install torch with pip, then adopt it: fdl libtorch link", _CPU),
+            (f"install torch with pip{words.adopt}", words.cpu),
         )
     known = [gpu.capability for gpu in gpus if gpu.capability is not None]
     if len(known) < len(gpus):
@@ -74,7 +100,7 @@ def choose(
             (
                 *([f"update the driver to {enough} or newer, which tells it"] if old else []),
                 "say it yourself, for example FLODL_GPUS='6.1 NVIDIA GeForce GTX 1060'",
-                _CPU,
+                words.cpu,
             ),
         )
     devices = sorted(set(known))
@@ -84,13 +110,10 @@ def choose(
         if running:
             return _variant(_best(running, devices, driver), gpus, driver, _newer(covering, version))
     if covering:
-        return _driver_too_old(covering, driver, system)
+        return _driver_too_old(covering, driver, system, words)
     parts = [[g for g in gpus if g.capability == d] for d in reversed(devices)] if len(devices) > 1 else []
-    alone = [choose(part, driver, release=release, system=system, machine=machine) for part in parts]
-    return _uncovered(gpus, devices, release, [v for v in alone if isinstance(v, Variant)])
-
-
-_CPU = "train on the CPU: fdl libtorch download --cpu"
+    alone = [choose(part, driver, release=release, system=system, machine=machine, words=words) for part in parts]
+    return _uncovered(gpus, devices, release, [v for v in alone if isinstance(v, Variant)], words)
 
 
 def _release(named: str | None) -> str:
@@ -134,37 +157,39 @@ def _variant(build: Build, gpus: Sequence[Gpu], driver: str | None, newer: str |
     return Variant(build.version, build.tag, build.cuda, build.architectures, reason)
 
 
-def _not_nvidia(amd: Sequence[Gpu]) -> Refusal:
+def _not_nvidia(amd: Sequence[Gpu], words: Words) -> Refusal:
     return Refusal(
         f"{_titles(amd)}: ROCm builds are not in the table",
-        ("install torch for ROCm with pip, then adopt it: fdl libtorch link", _CPU),
+        (f"install torch for ROCm with pip{words.adopt}", words.cpu),
     )
 
 
-def _driver_too_old(covering: Sequence[Build], driver: str | None, system: str) -> Refusal:
+def _driver_too_old(covering: Sequence[Build], driver: str | None, system: str, words: Words) -> Refusal:
     oldest = min((minimum_driver(b.cuda, system) for b in covering), key=version_key)
     needing = next(b for b in covering if minimum_driver(b.cuda, system) == oldest)
     return Refusal(
         f"driver {driver} is too old: {needing.tag} of torch {needing.version} needs {oldest} or newer",
-        (f"update the NVIDIA driver to {oldest} or newer", _CPU),
+        (f"update the NVIDIA driver to {oldest} or newer", words.cpu),
     )
 
 
-def _uncovered(gpus: Sequence[Gpu], devices: list[Capability], release: str | None, parts: list[Variant]) -> Refusal:
+def _uncovered(
+    gpus: Sequence[Gpu], devices: list[Capability], release: str | None, parts: list[Variant], words: Words
+) -> Refusal:
     """No build has code for all: from source where a toolkit can, else for some of the GPUs, else on the CPU."""
     which = f"no build of torch {release}" if release else "no build of torch in the table"
     remedies = []
     if toolkits := toolkits_for(devices):
         archs = ";".join(dotted(d) for d in devices)
-        remedies.append(f'build it for them (with CUDA {toolkits[0]}): fdl libtorch build --archs "{archs}"')
+        remedies.append(words.build.format(cuda=toolkits[0], archs=archs))
     for part in parts:
         running = [g for g in gpus if g.capability and covers(part.architectures, g.capability)]
         indices = ",".join(str(g.number) for g in running if g.number is not None)
         remedies.append(
-            f"use only {_titles(running)}: fdl libtorch download --cuda {part.cuda} --version {part.version}"
+            f"use only {_titles(running)}: {words.download.format(cuda=part.cuda, version=part.version)}"
             + (f", then CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES={indices}" if indices else "")
         )
-    return Refusal(f"{which} has code for {_titles(gpus)}", (*dict.fromkeys(remedies), _CPU))
+    return Refusal(f"{which} has code for {_titles(gpus)}", (*dict.fromkeys(remedies), words.cpu))
 
 
 def _titles(gpus: Sequence[Gpu]) -> str:

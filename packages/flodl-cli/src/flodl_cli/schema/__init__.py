@@ -1,4 +1,4 @@
-"""The schema of fdl.yml: published for editors as fdl.schema.json, and what manifests are checked against."""
+"""The published JSON schemas: fdl.yml (what manifests are checked against) and what `fdl diagnose --json` prints."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-__all__ = ["SCHEMA_FILE", "manifest_schema", "section_fields"]
+__all__ = ["DIAGNOSE_SCHEMA_FILE", "SCHEMA_FILE", "manifest_schema", "section_fields"]
 
 SCHEMA_FILE = Path(__file__).parent / "fdl.schema.json"
+DIAGNOSE_SCHEMA_FILE = Path(__file__).parent / "diagnose.schema.json"
 
 
 @cache
