@@ -6,14 +6,17 @@ from flodl.train.callbacks import Callback, Control, FitState
 from flodl.train.config import OutputConfig, RunConfig, TrainingConfig
 from flodl.train.handle import Progress, TrainedState, TrainHandle
 from flodl.train.schedule import make_schedule
+from flodl.train.stopping import EarlyStopping, Plateau
 from flodl.train.trainer import Trainer
 
 __all__ = [
     "Callback",
     "Control",
+    "EarlyStopping",
     "Ema",
     "FitState",
     "OutputConfig",
+    "Plateau",
     "Progress",
     "RunConfig",
     "Swa",
