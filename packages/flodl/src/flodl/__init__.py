@@ -50,6 +50,7 @@ if TYPE_CHECKING:
         Trainer,
         TrainHandle,
         TrainingConfig,
+        loggers,
         make_schedule,
         update_batch_norm,
     )
@@ -94,6 +95,7 @@ _NAMES = {
         "TrainedState",
         "Trainer",
         "TrainingConfig",
+        "loggers",
         "make_schedule",
         "update_batch_norm",
     ),
@@ -137,6 +139,7 @@ __all__ = [
     "data",
     "emit",
     "flow",
+    "loggers",
     "make_schedule",
     "monitor",
     "update_batch_norm",

@@ -1,5 +1,6 @@
 """Train a model: the loop you own (`Trainer.setup`) or the framework's (`Trainer.builder`)."""
 
+from flodl.train import loggers
 from flodl.train.average import Ema, Swa, update_batch_norm
 from flodl.train.builder import TrainerBuilder
 from flodl.train.callbacks import Callback, Control, FitState
@@ -25,6 +26,7 @@ __all__ = [
     "Trainer",
     "TrainerBuilder",
     "TrainingConfig",
+    "loggers",
     "make_schedule",
     "update_batch_norm",
 ]
