@@ -79,6 +79,7 @@ class Server:
                     self.send_header("ETag", mark)
                 if fault == "truncated":
                     content = content[: len(content) // 2]
+                self.send_header("Content-Type", "text/html" if self.path.endswith("/") else "application/octet-stream")
                 self.send_header("Content-Length", str(len(content)))
                 self.end_headers()
                 half = content[: len(content) // 2]

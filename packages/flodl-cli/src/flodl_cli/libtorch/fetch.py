@@ -55,8 +55,12 @@ class _SameScheme(urllib.request.HTTPRedirectHandler):
     ) -> urllib.request.Request | None:
         old, new = (urllib.parse.urlsplit(u).scheme for u in (req.full_url, newurl))
         if new != old and (old, new) != ("http", "https"):
-            raise DownloadError(f"{shown_url(req.full_url)} redirects to {new}://: refused, only to https")
+            raise DownloadError(_refused_redirect(req.full_url, new))
         return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+def _refused_redirect(url: str, scheme: str) -> str:
+    return f"{shown_url(url)} redirects to {scheme}://: refused"
 
 
 def shown_url(url: str) -> str:
@@ -88,35 +92,11 @@ def fetch(url: str, folder: Path, sha256: str | None, progress: Progress, transp
         try:
             part.read_on(url, sha256 is not None, progress, transport)
             break
-        except urllib.error.HTTPError as error:
-            reason = _status_text(url, error.code)
-            error.close()
-            if error.code == 416:  # the part is longer than the file: another file now
-                part.drop()
-            elif error.code in (401, 403, 407):
-                raise Forbidden(reason) from None
-            elif error.code not in _PASSING:
-                raise DownloadError(reason) from None
-            wait = _asked_pause(error.headers)
-        except (
-            TimeoutError,
-            urllib.error.URLError,
-            http.client.HTTPException,
-            ConnectionError,
-            ssl.SSLError,
-            _BrokenOff,
-        ) as error:
-            reason, wait = _reason(url, error, transport), None
-            if _is_hopeless(error):
-                raise DownloadError(reason) from None
-        except OSError as error:
-            part.drop()
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise LibtorchError(f"{folder} is full: nothing was installed") from None
-            raise
+        except (OSError, http.client.HTTPException, _BrokenOff) as error:
+            reason, wait = _judged(error, url, part, transport)
         if attempt == transport.retries:
             kept = f"; {size_text(part.size)} are kept, the same call resumes" if part.size else ""
-            raise DownloadError(f"{reason} (tried {attempt + 1} times){kept}") from None
+            raise DownloadError(f"{reason} (tried {attempt + 1} times){kept}")
         pause = wait if wait is not None else min(transport.pause_s * 2**attempt, 30.0)
         progress.say(f"{reason}; again in {pause:.0f} s")
         time.sleep(pause)
@@ -125,6 +105,34 @@ def fetch(url: str, folder: Path, sha256: str | None, progress: Progress, transp
 
 class _BrokenOff(Exception):
     """Fewer bytes came than were announced."""
+
+
+def _judged(error: Exception, url: str, part: _Part, transport: Transport) -> tuple[str, float | None]:
+    """What to tell, and how many seconds the server asks to wait, if it does. Raises where another try is of no use."""
+    if isinstance(error, urllib.error.HTTPError):
+        error.close()
+        reason = _status_text(url, error.code)
+        if 300 <= error.code < 400:  # urllib itself follows to none but http, https and ftp
+            scheme = urllib.parse.urlsplit(error.headers.get("Location", "")).scheme
+            raise DownloadError(_refused_redirect(url, scheme)) from None
+        if error.code in (401, 403, 407):
+            raise Forbidden(reason) from None
+        if error.code == 416:  # the part is longer than the file: another file now
+            part.drop()
+        elif error.code not in _PASSING:
+            raise DownloadError(reason) from None
+        return reason, _asked_pause(error.headers)
+    network = (urllib.error.URLError, TimeoutError, ConnectionError, ssl.SSLError)
+    if isinstance(error, OSError) and not isinstance(error, network):  # of the file, not of the connection
+        part.drop()
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise LibtorchError(f"{part.path.parent} is full: nothing was installed") from None
+        raise error
+    reason = _reason(url, error, transport)
+    cause = error.reason if isinstance(error, urllib.error.URLError) else error
+    if isinstance(cause, (ssl.SSLCertVerificationError, http.client.InvalidURL)) or "unknown url type" in str(cause):
+        raise DownloadError(reason) from None
+    return reason, None
 
 
 def _status_text(url: str, status: int) -> str:
@@ -139,13 +147,6 @@ def _reason(url: str, error: Exception, transport: Transport) -> str:
         return f"{shown_url(url)}: no answer for {transport.timeout_s:g} s"
     text = (cause.strerror or str(cause)) if isinstance(cause, OSError) else str(cause)
     return f"{shown_url(url)}: {text or type(cause).__name__}"
-
-
-def _is_hopeless(error: Exception) -> bool:
-    reason = getattr(error, "reason", error)
-    return isinstance(reason, (ssl.SSLCertVerificationError, http.client.InvalidURL)) or (
-        isinstance(reason, str) and "unknown url type" in reason
-    )
 
 
 def _asked_pause(headers: Message) -> float | None:
@@ -198,7 +199,7 @@ class _Part:
             with self.path.open("r+b" if have else "wb") as file:
                 file.seek(have)
                 file.truncate()
-                while block := answer.read(_BLOCK):
+                while block := answer.read1(_BLOCK):
                     file.write(block)
                     progress.advance(len(block))
         if total is not None and self.size < total:

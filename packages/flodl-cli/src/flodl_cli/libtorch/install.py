@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from flodl_cli.libtorch import official, wheel
 from flodl_cli.libtorch.arch import Arch
-from flodl_cli.libtorch.errors import ArchiveError, ResolveError
+from flodl_cli.libtorch.errors import ArchiveError, MachineError, ResolveError
 from flodl_cli.libtorch.fetch import Transport, fetch
 from flodl_cli.libtorch.metadata import inspect
 from flodl_cli.libtorch.progress import progress
@@ -67,32 +67,38 @@ def download(
 
 def _installed(store: Store, wanted: Wanted, transport: Transport, quiet: bool) -> Installed:
     staged = store.staging()
-    sha256 = ""
-    if wanted.source == "wheel":
-        wheels = wheel.resolve(wanted.version, wanted.tag)
-        transport = wheel.as_pip_does(transport)
-        for one in wheels:
-            with progress(one.file, quiet=quiet) as shown:
-                path, digest = wheel.get(one, store.parts(), shown, transport)
-                sha256 = sha256 or digest  # torch is the first
-                unpack(path, staged, wheel.place_of)
-    else:
-        (item,) = planned(wanted)
-        with progress(item.name, quiet=quiet) as shown:
-            path, sha256 = fetch(item.url, store.parts(), item.sha256, shown, transport)
-            try:
-                unpack(path, staged, official.place_of)
-            except ArchiveError:
-                store.drop_parts()
-                raise
-    prefix = staged / "torch"
-    arch = inspect(prefix, wanted.source, sha256)
-    _check(arch, wanted)
+    try:
+        sha256 = _fill(staged, store.parts(), wanted, transport, quiet)
+        prefix = staged / "torch"
+        arch = inspect(prefix, wanted.source, sha256)
+        _check(arch, wanted)
+    except (ArchiveError, MachineError, ResolveError):
+        store.drop_parts()  # whole, but not what was wanted: nothing of it is worth resuming
+        raise
     (prefix / "build-version").write_text(arch.version + "\n", encoding="utf-8")  # tch compares it with its own
     name, _ = store.name_for("precompiled", wanted.tag, arch)
     variant = store.install(staged, name, arch)
     store.drop_parts()
     return variant
+
+
+def _fill(staged: Path, parts: Path, wanted: Wanted, transport: Transport, quiet: bool) -> str:
+    """Downloads and unpacks all files of a variant; the SHA-256 of the main one."""
+    if wanted.source == "zip":
+        (item,) = planned(wanted)
+        with progress(item.name, quiet=quiet) as shown:
+            path, sha256 = fetch(item.url, parts, item.sha256, shown, transport)
+            unpack(path, staged, official.place_of)
+        return sha256
+    digests = []
+    wheels = wheel.resolve(wanted.version, wanted.tag)
+    transport = wheel.as_pip_does(transport)
+    for one in wheels:
+        with progress(one.file, quiet=quiet) as shown:
+            path, digest = wheel.get(one, parts, shown, transport)
+            unpack(path, staged, wheel.place_of)
+        digests.append(digest)
+    return digests[0]  # torch is the first
 
 
 def _check(arch: Arch, wanted: Wanted) -> None:

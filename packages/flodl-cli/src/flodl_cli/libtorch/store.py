@@ -135,6 +135,9 @@ class Store:
                 self._sweep()
 
     def _sweep(self) -> None:
+        parts = self.root / _PARTS
+        if parts.is_dir() and not any(parts.iterdir()):
+            parts.rmdir()
         if os.path.lexists(self.root / _STAGING):
             shutil.rmtree(self.root / _STAGING)
 
