@@ -6,7 +6,9 @@ from flodl.train.builder import TrainerBuilder
 from flodl.train.callbacks import Callback, Control, FitState
 from flodl.train.config import OutputConfig, RunConfig, TrainingConfig
 from flodl.train.handle import Progress, TrainedState, TrainHandle
+from flodl.train.profiling import Profiler
 from flodl.train.schedule import make_schedule
+from flodl.train.statistics import Statistics
 from flodl.train.stopping import EarlyStopping, Plateau
 from flodl.train.trainer import Trainer
 
@@ -18,8 +20,10 @@ __all__ = [
     "FitState",
     "OutputConfig",
     "Plateau",
+    "Profiler",
     "Progress",
     "RunConfig",
+    "Statistics",
     "Swa",
     "TrainHandle",
     "TrainedState",
