@@ -23,7 +23,7 @@ def test_a_file_that_is_not_there_offers_its_neighbours(tmp_path: Path) -> None:
         load(tmp_path / "lst.pt")
     with pytest.raises(CheckpointError, match="There is no checkpoint"):
         load(tmp_path / "none" / "last.pt")
-    with pytest.raises(CheckpointError, match=r"Cannot read the checkpoint .*Is a directory"):
+    with pytest.raises(CheckpointError, match=r"is no complete checkpoint: it has no manifest\.json"):
         load(tmp_path)
 
 
@@ -125,10 +125,10 @@ def test_a_path_through_a_file_and_a_path_that_is_a_folder(tmp_path: Path) -> No
     (tmp_path / "file").touch()
     with pytest.raises(CheckpointError, match=r"Cannot write the checkpoint .*(Not a directory|File exists)"):
         save(tmp_path / "file" / "c.pt", model={})
-    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder.pt").mkdir()
     with pytest.raises(CheckpointError, match=r"Cannot write the checkpoint .*Is a directory"):
-        save(tmp_path / "folder", model={})
-    assert sorted(os.listdir(tmp_path)) == ["file", "folder"]
+        save(tmp_path / "folder.pt", model={})
+    assert sorted(os.listdir(tmp_path)) == ["file", "folder.pt"]
 
 
 WRITER = textwrap.dedent(

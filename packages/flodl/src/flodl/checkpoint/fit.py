@@ -1,33 +1,58 @@
-"""Does what a checkpoint holds fit a model and an optimizer: every difference by name, before anything is copied."""
+"""Does what a checkpoint holds fit a model: every difference by name, before anything is copied."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torch.optim import Optimizer
 
-from flodl.checkpoint.keys import plain_names, tied_groups
-from flodl.checkpoint.save import optimizer_names, optimizer_shapes
+from flodl.checkpoint.keys import plain_name, tied_groups
 from flodl.errors import nearest
 
-__all__ = ["LoadReport", "ModelFit", "model_fit", "optimizer_misfits"]
+__all__ = ["LoadReport", "ModelFit", "model_fit"]
 
 _SHOWN = 12
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoadReport:
-    """The names in a model's state dict, by what became of them; `unexpected` are in the file only."""
+    """The names in a model's state dict, by what became of them; `unexpected` are in the file only. `print` shows it.
+
+    wrong_shape: name -> what is where. structure_differs: all may fit, but the model is built of other kinds of modules, or
+    in another topology, than the saved one. optimizer_missing: parameters whose optimizer state starts anew.
+    """
 
     loaded: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     unexpected: tuple[str, ...] = ()
-    wrong_shape: tuple[str, ...] = ()
+    wrong_shape: Mapping[str, str] = field(default_factory=dict)
+    structure_differs: bool = False
+    optimizer_missing: tuple[str, ...] = ()
+    optimizer_unexpected: tuple[str, ...] = ()
+
+    @property
+    def complete(self) -> bool:
+        """Whether every name on both sides was loaded."""
+        return not (
+            self.missing or self.unexpected or self.wrong_shape or self.optimizer_missing or self.optimizer_unexpected
+        )
+
+    def __str__(self) -> str:
+        lines = [
+            f"loaded: {len(self.loaded)} of {len(self.loaded) + len(self.missing) + len(self.wrong_shape)} entries"
+        ]
+        lines += [f"missing in the file: {name}" for name in self.missing]
+        lines += [f"not in the model: {name}" for name in self.unexpected]
+        lines += [f"of another shape: {name}: {what}" for name, what in self.wrong_shape.items()]
+        lines += [f"no optimizer state in the file: {name}" for name in self.optimizer_missing]
+        lines += [f"optimizer state of a parameter that is not here: {name}" for name in self.optimizer_unexpected]
+        if self.structure_differs:
+            lines.append("the saved model was of another structure")
+        return "\n".join(lines)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,19 +64,17 @@ class ModelFit:
     problems: list[str]
 
 
-def model_fit(saved: dict[str, Any], model: nn.Module) -> ModelFit:
-    """Compare the state dict of a file with a model."""
+def model_fit(saved: Mapping[str, Any], model: nn.Module) -> ModelFit:
+    """Compare the state dict of a file, under plain names, with a model."""
     own = model.state_dict()
-    # Both sides lose wrapper prefixes by the same rule, so it does not matter which of them was wrapped.
-    own_name = {plain: name for name, plain in plain_names(own).items()}
-    saved_name = {plain: name for name, plain in plain_names(saved).items()}
-    missing = [own_name[n] for n in own_name if n not in saved_name]
-    unexpected = [saved_name[n] for n in saved_name if n not in own_name]
+    own_name = {plain_name(name): name for name in own}
+    missing = [own_name[n] for n in own_name if n not in saved]
+    unexpected = [n for n in saved if n not in own_name]
     state: dict[str, Any] = {}
     wrong_shape: dict[str, str] = {}
-    for name in (n for n in own_name if n in saved_name):
-        mine, theirs = own[own_name[name]], saved[saved_name[name]]
-        if _shape(mine) == _shape(theirs) or is_lazy(mine):
+    for name in (n for n in own_name if n in saved):
+        mine, theirs = own[own_name[name]], saved[name]
+        if is_lazy(mine) or _shape(mine) == _shape(theirs):
             state[own_name[name]] = theirs
         else:
             wrong_shape[own_name[name]] = f"{_shape(theirs)} in the file, {_shape(mine)} in the model"
@@ -62,16 +85,19 @@ def model_fit(saved: dict[str, Any], model: nn.Module) -> ModelFit:
         *_tie_problems(state, own),
     ]
     report = LoadReport(
-        loaded=tuple(state), missing=tuple(missing), unexpected=tuple(unexpected), wrong_shape=tuple(wrong_shape)
+        loaded=tuple(state), missing=tuple(missing), unexpected=tuple(unexpected), wrong_shape=wrong_shape
     )
     return ModelFit(state=state, report=report, problems=problems)
 
 
 def _shape(value: Any) -> Any:
-    return tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+    """What must be equal: the shape, and whether the numbers are complex."""
+    if not isinstance(value, Tensor):
+        return type(value).__name__
+    return f"complex {tuple(value.shape)}" if value.is_complex() else tuple(value.shape)
 
 
-def _listed(what: str, names: Iterable[str], more: Any) -> list[str]:
+def _listed(what: str, names: Iterable[str], more: Callable[[str], str]) -> list[str]:
     names = list(names)
     lines = [f"{what}: {name!r}{more(name)}" for name in names[:_SHOWN]]
     return lines + ([f"{what}: {len(names) - _SHOWN} more"] if len(names) > _SHOWN else [])
@@ -94,35 +120,3 @@ def _tie_problems(state: dict[str, Any], own: dict[str, Any]) -> list[str]:
 
 def _names(group: Iterable[str]) -> str:
     return ", ".join(repr(name) for name in sorted(group))
-
-
-def optimizer_misfits(saved: dict[str, Any] | None, optimizer: Optimizer, model: nn.Module | None) -> list[str]:
-    """One sentence for each way in which the saved state is not that of `optimizer`."""
-    if saved is None:
-        return ["it holds no optimizer state: save(..., optimizer=optimizer) writes it"]
-    kind = type(optimizer).__name__
-    if saved["type"] != kind:
-        return [f"its optimizer is {saved['type']}, this one is {kind}"]
-    theirs, mine = saved["state_dict"]["param_groups"], optimizer.param_groups
-    if len(theirs) != len(mine):
-        return [f"the optimizer has {len(theirs)} parameter groups in the file and {len(mine)} here"]
-    problems = [
-        f"group {i} of the optimizer has {len(a['params'])} parameters in the file and {len(b['params'])} here"
-        for i, (a, b) in enumerate(zip(theirs, mine, strict=True))
-        if len(a["params"]) != len(b["params"])
-    ]
-    if problems:
-        return problems
-    if model is not None and saved["names"] is not None:
-        problems = _differences("", saved["names"], optimizer_names(optimizer, model))
-    return problems or _differences("of shape ", saved["shapes"], optimizer_shapes(optimizer))
-
-
-def _differences(what: str, theirs: list[list[Any]], mine: list[list[Any]]) -> list[str]:
-    """What differs between two lists with an entry for each parameter of each group."""
-    return [
-        f"parameter {j} of the optimizer's group {i} is {what}{x!r} in the file and {what}{y!r} here"
-        for i, (a, b) in enumerate(zip(theirs, mine, strict=True))
-        for j, (x, y) in enumerate(zip(a, b, strict=True))
-        if x != y
-    ][:_SHOWN]

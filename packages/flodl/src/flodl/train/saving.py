@@ -1,4 +1,4 @@
-"""A trainer's checkpoint: all that the next step depends on."""
+"""A training's checkpoints: all that the next step depends on."""
 
 from __future__ import annotations
 
@@ -11,46 +11,59 @@ from typing import TYPE_CHECKING, Any
 from flodl import checkpoint
 from flodl.data import Position
 from flodl.errors import ConfigError
-from flodl.monitor.schema import FILE_NAME
+from flodl.train.resuming import CHECKPOINT, CHECKPOINTS, locate, program_of, run_of, written_by
 
 if TYPE_CHECKING:
     from flodl.train.fit import Fit
 
-__all__ = ["CHECKPOINT", "read_checkpoint", "write_checkpoint", "written_by"]
+__all__ = ["CHECKPOINT", "CHECKPOINTS", "Saver", "read_checkpoint", "write_checkpoint", "written_by"]
 
-CHECKPOINT = "checkpoint.pt"  # in the run's folder
+
+class Saver(checkpoint.Series):
+    """The checkpoints of one training, in the folder `checkpoints` of its run; `Series` says how they are written."""
+
+    def save_fit(self, fit: Fit, metrics: Mapping[str, float], *, explicit: bool = False) -> Path | None:
+        """Copy all of `fit` and have it written. `metrics`: the newest of each, for `keep_best`.
+
+        Returns where it will be; None for a periodic one that was left out because an explicit one waits to be written.
+        """
+        info = {"trainer": fit.trainer.number, "data": _data(fit), "program": program_of(fit.config)}
+        return self.save(
+            step=fit.step,
+            model=fit.trainer.model,
+            optimizer=fit.trainer.optimizer,
+            position=asdict(fit.position),
+            extra=training_state(fit),
+            metrics=metrics,
+            info=info,
+            explicit=explicit,
+        )
 
 
 def write_checkpoint(path: str | os.PathLike[str], fit: Fit) -> Path:
-    """Write model, optimizer, position and everything else that training goes on from."""
-    position = asdict(fit.position)
-    model, optimizer = fit.trainer.model, fit.trainer.optimizer
-    return checkpoint.save(path, model=model, optimizer=optimizer, position=position, extra=training_state(fit))
-
-
-def written_by(path: Path) -> int:
-    """Which trainer of its program, counted from 0, wrote the checkpoint at `path`."""
-    return int(checkpoint.load(_file(path)).extra["trainer"])
+    """Write model, optimizer, position and everything else that training goes on from, at once."""
+    return checkpoint.save(
+        path,
+        model=fit.trainer.model,
+        optimizer=fit.trainer.optimizer,
+        position=asdict(fit.position),
+        extra=training_state(fit),
+        step=fit.step,
+    )
 
 
 def read_checkpoint(path: Path, fit: Fit) -> Path | None:
-    """Put the checkpoint at `path`, a file or a run's folder, into the training. Returns the run's folder if it is one.
+    """Put the checkpoint at `path`, or the newest one of a run's folder, into the training.
 
-    Raises `CheckpointError` when it does not fit, `ConfigError` when the data would come in another order.
+    Returns the run's folder if it is in one. Everything is compared before anything is changed. Raises `CheckpointError`
+    when it does not fit, `ConfigError` when the data would come in another order.
     """
-    file = _file(path)
-    folder = file.parent
-    found = checkpoint.load(file)
-    for what, now in _data(fit).items():
-        was = found.extra.get(what)
-        if was != now:
-            raise ConfigError(
-                f"{file} was written with {what} {was}, this run has {now}: the order of the data would differ"
-            )
+    file = locate(path)
+    _check_data(file, _data(fit))
     loaded = checkpoint.load(file, model=fit.trainer.model, optimizer=fit.trainer.optimizer)
     fit.position = Position(**(loaded.position or {}))
     put_state(fit, loaded.extra)
-    return folder if (folder / FILE_NAME).exists() else None
+    return run_of(file)
 
 
 def training_state(fit: Fit) -> dict[str, Any]:
@@ -59,7 +72,7 @@ def training_state(fit: Fit) -> dict[str, Any]:
     state: dict[str, Any] = {
         "step": fit.step,
         "trainer": fit.trainer.number,
-        **_data(fit),
+        "data": _data(fit),
         # Evaluations that follow the last update may be done once more: they then draw the same numbers.
         "rng": fit.rng_before_evaluation or checkpoint.rng_state(),
         "evaluation_due": fit.evaluation_due,
@@ -96,11 +109,18 @@ def put_state(fit: Fit, state: Mapping[str, Any]) -> None:
     checkpoint.set_rng_state(state["rng"])
 
 
-def _file(path: Path) -> Path:
-    return path / CHECKPOINT if path.is_dir() else path
-
-
-def _data(fit: Fit) -> dict[str, object]:
+def _data(fit: Fit) -> dict[str, Any]:
     """What the order of the data depends on."""
     training = fit.config.training
     return {"seed": training.seed, "shuffle": training.shuffle, "samples": fit.loader.samples if fit.loader else 0}
+
+
+def _check_data(file: Path, data: Mapping[str, Any]) -> None:
+    info = checkpoint.read_manifest(file).info if file.is_dir() else {}
+    was = info["data"] if "data" in info else checkpoint.load(file).extra.get("data", {})
+    for what, now in data.items():
+        if what in was and was[what] != now:
+            raise ConfigError(
+                f"{file} was written with {what} {was[what]}, this run has {now}: the order of the data would differ. "
+                f"Set {what} back to {was[what]}, or begin a new run from its weights with fl.checkpoint.load."
+            )
