@@ -46,7 +46,9 @@ def locate(path: str | os.PathLike[str], warn: Callable[[str], object] | None = 
             warn(f"{listed.path} is passed over: {problem}")
     if (path / CHECKPOINT).exists():
         return path / CHECKPOINT
-    raise CheckpointError(f"There is no complete checkpoint in {path}: neither {CHECKPOINTS}/step-... nor {CHECKPOINT}.")
+    raise CheckpointError(
+        f"There is no complete checkpoint in {path}: neither {CHECKPOINTS}/step-... nor {CHECKPOINT}."
+    )
 
 
 def run_of(file: Path) -> Path | None:
