@@ -15,12 +15,14 @@ from flodl.monitor.rows import (
     RunState,
     Setting,
 )
+from flodl.monitor.serve import Dashboard, serve
 from flodl.monitor.store import ListedRun, RunView, list_runs
 from flodl.monitor.terminal import Terminal
 
 __all__ = [
     "AuditRow",
     "Counts",
+    "Dashboard",
     "EpochRow",
     "EventRow",
     "GpuSample",
@@ -40,4 +42,5 @@ __all__ = [
     "format_value",
     "list_runs",
     "request",
+    "serve",
 ]

@@ -34,7 +34,7 @@ CREATE TABLE point (                    -- one measured value; `value` is NULL u
     id INTEGER PRIMARY KEY, series_id INTEGER NOT NULL, step INTEGER NOT NULL, epoch INTEGER, time REAL NOT NULL,
     rank INTEGER NOT NULL, value REAL, kind INTEGER NOT NULL        -- 0 finite, 1 NaN, 2 +inf, 3 -inf
 );
-CREATE INDEX point_series ON point (series_id);
+CREATE INDEX point_series ON point (series_id, rank);
 CREATE INDEX point_not_finite ON point (series_id, kind) WHERE kind <> 0;
 CREATE TABLE epoch (id INTEGER PRIMARY KEY, number INTEGER NOT NULL, step INTEGER, time REAL NOT NULL, seconds REAL);
 CREATE TABLE epoch_value (

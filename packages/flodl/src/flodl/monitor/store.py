@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -21,6 +22,7 @@ from flodl.monitor.values import decode, loads, text
 __all__ = ["STALE_SECONDS", "ListedRun", "RunView", "list_runs"]
 
 STALE_SECONDS = 15.0
+_BLOCK_ROWS = 20_000
 _TRUST_CLOCK_SECONDS = 3.0
 """A heartbeat younger than this outweighs a different start time of the process (see `is_gone`)."""
 _RUN_COLUMNS = (
@@ -49,7 +51,7 @@ class RunView:
         self._connection = connect_read_only(self.path, timeout=timeout)
 
     def info(self) -> RunInfo:
-        ((*values,),) = self._rows(f"SELECT {', '.join(_RUN_COLUMNS)} FROM run")
+        ((*values,),) = self.query(f"SELECT {', '.join(_RUN_COLUMNS)} FROM run")
         row: dict[str, Any] = dict(zip(_RUN_COLUMNS, values, strict=True))
         process = ProcessIdentity(
             host=row.pop("host"),
@@ -74,7 +76,7 @@ class RunView:
         """The series that have points, in the order of their first value."""
         return [
             name
-            for (name,) in self._rows(
+            for (name,) in self.query(
                 "SELECT name FROM series WHERE EXISTS (SELECT 1 FROM point WHERE series_id = series.id) ORDER BY id"
             )
         ]
@@ -96,7 +98,7 @@ class RunView:
 
     def counts(self, name: str) -> Counts:
         """How many points a series has, and how many of them are not finite."""
-        (row,) = self._rows(
+        (row,) = self.query(
             "SELECT (SELECT count(*) FROM point WHERE series_id = s.id),"
             " (SELECT count(*) FROM point WHERE series_id = s.id AND kind <> 0 AND kind = 1),"
             " (SELECT count(*) FROM point WHERE series_id = s.id AND kind <> 0 AND kind > 1)"
@@ -107,7 +109,7 @@ class RunView:
 
     def epochs(self, *, since: int = 0) -> list[EpochRow]:
         """The epochs with an id above `since`, in order."""
-        rows = self._rows(
+        rows = self.query(
             "SELECT epoch.id, number, step, time, seconds, series.name, value, kind FROM epoch"
             " LEFT JOIN epoch_value ON epoch_id = epoch.id LEFT JOIN series ON series.id = series_id"
             " WHERE epoch.id > ? ORDER BY epoch.id, series_id",
@@ -125,7 +127,7 @@ class RunView:
 
     def events(self, *, since: int = 0, kind: str | None = None) -> list[EventRow]:
         """The events (of one kind) with an id above `since`, in order."""
-        rows = self._rows(
+        rows = self.query(
             "SELECT id, time, step, rank, kind, start, seconds, data FROM event"
             " WHERE id > ? AND (? IS NULL OR kind = ?) ORDER BY id",
             (since, kind, kind),
@@ -140,7 +142,7 @@ class RunView:
     def resources(self, *, since: int = 0) -> list[ResourceRow]:
         """The resource samples (one a second) with an id above `since`, in order."""
         gpus: dict[int, list[GpuSample]] = {}
-        for resource, gpu, name, utilisation, used, total in self._rows(
+        for resource, gpu, name, utilisation, used, total in self.query(
             "SELECT * FROM gpu WHERE resource_id > ? ORDER BY resource_id, gpu", (since,)
         ):
             gpus.setdefault(resource, []).append(
@@ -161,19 +163,19 @@ class RunView:
                     gpus=tuple(gpus.get(i, ())),
                 ),
             )
-            for i, when, cpu, machine, rss, used, total in self._rows(
+            for i, when, cpu, machine, rss, used, total in self.query(
                 "SELECT * FROM resource WHERE id > ? ORDER BY id", (since,)
             )
         ]
 
     def config(self) -> dict[str, Setting]:
         """Every field of the resolved configuration by its dotted path."""
-        rows = self._rows("SELECT path, value, origin FROM config ORDER BY path")
+        rows = self.query("SELECT path, value, origin FROM config ORDER BY path")
         return {path: Setting(value=self._json(value), origin=origin) for path, value, origin in rows}
 
     def artifacts(self) -> list[str]:
         """The names of the texts that belong to the run."""
-        return [name for (name,) in self._rows("SELECT name FROM artifact ORDER BY id")]
+        return [name for (name,) in self.query("SELECT name FROM artifact ORDER BY id")]
 
     def artifact(self, name: str) -> str:
         """One of them.
@@ -181,17 +183,40 @@ class RunView:
         Raises:
             StoreError: there is none of that name.
         """
-        for (found,) in self._rows("SELECT text FROM artifact WHERE name = ?", (text(name),)):
+        for (found,) in self.query("SELECT text FROM artifact WHERE name = ?", (text(name),)):
             return str(found)
         raise StoreError(f"run {self.folder.name} has no artifact {name!r}")
 
     def audit(self) -> list[AuditRow]:
         """Every control request that was made to this run, in order."""
-        rows = self._rows("SELECT id, time, action, origin, taken, outcome FROM control ORDER BY id")
+        rows = self.query("SELECT id, time, action, origin, taken, outcome FROM control ORDER BY id")
         return [
             AuditRow(id=i, time=when, action=action, origin=origin, taken=taken, outcome=outcome)
             for i, when, action, origin, taken, outcome in rows
         ]
+
+    @contextmanager
+    def snapshot(self) -> Iterator[None]:
+        """Inside, every method sees the store as it is now, whatever is written meanwhile."""
+        self.query("BEGIN")
+        try:
+            yield
+        finally:
+            if self._connection.in_transaction:  # an error of the disk ends it by itself
+                self.query("COMMIT")
+
+    def query(self, query: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        """The rows that SQL asks for."""
+        return [row for block in self.blocks(query, parameters) for row in block]
+
+    def blocks(self, query: str, parameters: Sequence[object] = ()) -> Iterator[list[tuple[Any, ...]]]:
+        """The same in pieces, so that a million rows are never in memory at once."""
+        try:
+            cursor = self._connection.execute(query, parameters)
+            while block := cursor.fetchmany(_BLOCK_ROWS):
+                yield block
+        except sqlite3.Error as error:
+            raise store_error(self.path, error) from error
 
     def close(self) -> None:
         self._connection.close()
@@ -205,18 +230,12 @@ class RunView:
         self.close()
 
     def _points(self, where: str, parameters: Sequence[object], *, limit: int = -1) -> list[PointRow]:
-        rows = self._rows(
+        rows = self.query(
             "SELECT point.id, series.name, step, epoch, time, rank, value, kind FROM point"
             f" JOIN series ON series.id = series_id {where} ORDER BY point.id LIMIT ?",
             (*parameters, limit),
         )
         return [PointRow(i, n, s, e, t, r, v if k == 0 else decode(v, k)) for i, n, s, e, t, r, v, k in rows]
-
-    def _rows(self, query: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
-        try:
-            return self._connection.execute(query, parameters).fetchall()
-        except sqlite3.Error as error:
-            raise store_error(self.path, error) from error
 
     def _json(self, document: str) -> Any:
         try:
