@@ -36,7 +36,7 @@ def test_warn_counts_says_so_once_and_trains_on(capsys: pytest.CaptureFixture[st
     assert trainer.run.folder is not None
     with fl.monitor.RunView(trainer.run.folder) as view:
         assert view.counts("loss").nan == 2
-        assert [e.kind for e in view.events()] == ["warning", "checkpoint"]
+        assert [e.kind for e in view.events() if e.kind != "steps"] == ["warning", "checkpoint"]
 
 
 def test_skip_leaves_the_update_out(capsys: pytest.CaptureFixture[str]) -> None:

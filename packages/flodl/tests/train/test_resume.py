@@ -229,9 +229,8 @@ def test_ctrl_c_in_an_evaluation_ends_it_and_the_resumed_run_evaluates_again(tmp
         assert "test_n" in view.last()
 
 
-def test_epochs_save_so_that_a_killed_training_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flodl.train.trainer._SAVE_SECONDS", 0.0)
-    with setup() as trainer:
+def test_epochs_save_so_that_a_killed_training_goes_on() -> None:
+    with setup(save_seconds=0.0) as trainer:
         for epoch in trainer.epochs(3):
             for x, y in trainer.batches():
                 trainer.step(F.cross_entropy(trainer.model(x), y))

@@ -27,11 +27,10 @@ class Planned:
     loader: Loader
 
 
-def evaluate(model: nn.Module, planned: Planned, after_batch: Callable[[], None]) -> dict[str, float]:
-    """Sample-weighted means over the dataset, without gradients.
+def evaluate(model: nn.Module, planned: Planned, stop: Callable[[], bool]) -> dict[str, float] | None:
+    """Sample-weighted means over the dataset, without gradients; None when `stop`, asked after each batch, ended it.
 
-    `after_batch` is called between batches and may raise, to end it. Every module is put back into the mode (training or
-    not) that it was in, also after an error.
+    Every module is put back into the mode (training or not) that it was in, also after an error.
     """
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
@@ -46,7 +45,8 @@ def evaluate(model: nn.Module, planned: Planned, after_batch: Callable[[], None]
                     )
                 for name, value in result.items():
                     meter.add(0, samples, name, value)
-                after_batch()
+                if stop():
+                    return None
         meter.drain()
     finally:
         for module, training in modes:

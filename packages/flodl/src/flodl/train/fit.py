@@ -58,6 +58,8 @@ class Fit:
         self.nonfinite = NonFinite(self.config.training.nan_policy, trainer.model)
         self.planned: list[Planned] = []
         self.total_epochs: int | None = None
+        self.exhausted = False
+        """No batch is left in this epoch."""
         self.begun = False
         self.stopping = False
         self.over = False
@@ -70,7 +72,7 @@ class Fit:
         self.evaluation_due = False
         """An evaluation of this step was cut off."""
         self.rng_before_evaluation: dict[str, Any] | None = None
-        """The random states after the last update, when evaluations have followed it."""
+        """The random states before evaluations that a resumed training will do once more."""
         self._run: Run | None = None
         self._cells = [m for m in trainer.model.modules() if isinstance(m, StateCell)]
         self._evaluations: dict[str, float] = {}
@@ -156,8 +158,9 @@ class Fit:
             self.run.say(f"training ends at epoch {self.position.epoch + 1}, step {self.step}: {why}")
 
     def epoch_is_whole(self) -> bool:
-        """Whether every sample of the epoch was trained; where that is not known, a stop leaves it open."""
-        return self.loader is None or (self.loader.samples is not None and self.position.sample >= self.loader.samples)
+        """Whether every batch of the epoch was trained."""
+        samples = self.loader.samples if self.loader else 0
+        return self.exhausted or (samples is not None and self.position.sample >= samples)
 
     # -- after each update
 
@@ -167,7 +170,6 @@ class Fit:
         if weight is not None:
             for name, value in metrics.items():
                 self.ledger.meter.add(self.step, weight, name, value)
-        self.rng_before_evaluation = None
         self.count_samples()
         for cell in self._cells:
             cell.detach()
@@ -180,6 +182,7 @@ class Fit:
 
     def count_samples(self) -> None:
         """The batch under way is trained."""
+        self.rng_before_evaluation = None
         if self.untrained:
             self.position = Position(epoch=self.position.epoch, sample=self.position.sample + self.untrained)
             self.untrained = 0
@@ -218,21 +221,30 @@ class Fit:
 
     # -- evaluations
 
-    def evaluate_planned(self) -> None:
-        """All evaluations that were planned, now."""
-        self.evaluation_due = True
+    def evaluate_planned(self, *, after_step: bool = True) -> None:
+        """All evaluations that were planned, now. One that a signal cuts off is done again when the run is resumed.
+
+        after_step: not what ends an epoch, to which a resumed loop comes back by itself.
+        """
+        self.evaluation_due = after_step
         for planned in self.planned:
             self.evaluate(planned)
         self.evaluation_due = False
+        self.rng_before_evaluation = None
 
     def evaluate(self, planned: Planned) -> dict[str, float]:
         """Means over a dataset, recorded and, inside an epoch, part of its line."""
         self.drain()
-        if self.rng_before_evaluation is None:
+        # A loop comes back to what follows its last batch, but not to what it does between two batches: that is completed.
+        comes_back = self.evaluation_due or self.epoch_is_whole()
+        if comes_back and self.rng_before_evaluation is None:
             self.rng_before_evaluation = checkpoint.rng_state()
         started = time.time()
         with self.update.evaluating():
-            result = evaluate(self.trainer.model, planned, self.check_interruption)
+            stop = (lambda: bool(self.interruption.signal)) if comes_back else (lambda: False)
+            result = evaluate(self.trainer.model, planned, stop)
+        if result is None:
+            self.interrupted()
         named = {f"{planned.name}_{key}": value for key, value in result.items()}
         self._evaluations.update(named)
         self.run.points([(self.step, key, value) for key, value in named.items()], self.position.epoch)
@@ -246,7 +258,7 @@ class Fit:
         """All batches of the epoch were seen."""
         training, epoch = self.config.training, self.position.epoch
         if training.evaluate_steps is None and (epoch + 1) % training.evaluate_epochs == 0:
-            self.evaluate_planned()
+            self.evaluate_planned(after_step=False)
         self.drain(at_once=True)
         means = {**self.ledger.meter.means(), **self._evaluations}
         self.run.epoch(epoch, means, seconds, self.step, self.ledger.meter.not_finite.get("loss", 0))
@@ -254,7 +266,7 @@ class Fit:
         self._evaluations.clear()
         self.history.append(means)
         control = self._ask("on_epoch_end", means)
-        self.position = Position(epoch=epoch + 1)
+        self.position, self.exhausted, self.rng_before_evaluation = Position(epoch=epoch + 1), False, None
         self._average(epoch)
         self._obey(control, "on_epoch_end")
         if self.may_save() and time.monotonic() - self._saved_at > self.config.output.save_seconds:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from flodl.monitor import Recorder
@@ -37,7 +38,9 @@ class Ledger:
         for name, value in metrics.items():
             value = value.detach() if isinstance(value, Tensor) else value
             sums = self._gathered.setdefault(name, [0.0, 0.0])
-            sums[0], sums[1] = sums[0] + value * weight, sums[1] + weight
+            # a mean over no token at all is NaN, and counts nothing
+            share = torch.where(weight > 0, value * weight, 0.0) if isinstance(weight, Tensor) else value * weight
+            sums[0], sums[1] = sums[0] + share, sums[1] + weight
 
     def settle(self, step: int) -> dict[str, Any]:
         """The means of what was gathered are the metrics of `step`."""
@@ -87,8 +90,8 @@ class Ledger:
         self._waited, self._computed = [], []
 
     def state(self) -> dict[str, Any]:
-        """Plain values, for a checkpoint in the middle of an epoch. What was measured must have been handed on."""
-        gathered = {name: [float(total), float(weight)] for name, (total, weight) in self._gathered.items()}
+        """Plain values and tensors, for a checkpoint in the middle of an epoch. What was measured must have been handed on."""
+        gathered = {name: list(sums) for name, sums in self._gathered.items()}
         return {**self.meter.state(), "gathered": gathered}
 
     def load(self, state: Mapping[str, Any]) -> None:

@@ -57,6 +57,8 @@ class Meter:
         values = _read([value for *_, value in pending])
         weights = _read([weight for _, weight, _, _ in pending])
         for (_, _, name, _), value, weight in zip(pending, values, weights, strict=True):
+            if weight == 0:  # a mean over no token at all is NaN, and counts nothing
+                continue
             if math.isfinite(value):
                 self._sums[name] = self._sums.get(name, 0.0) + value * weight
                 self._weights[name] = self._weights.get(name, 0.0) + weight

@@ -272,6 +272,7 @@ class Trainer:
                 spent(waited, asked - got, fit.step)
                 if fit.stopping:
                     return
+            fit.exhausted = True
             self._close_update()
         finally:
             self._samples = self._weight = 1
@@ -308,13 +309,8 @@ class Trainer:
         if update.single:
             self._make_update()
             fit.advance(metrics, weight)
-            return
-        fit.ledger.gather(metrics, weight)
-        fit.count_samples()
-        if update.due:
-            self._close_update()
-        elif fit.interruption.signal:
-            fit.interrupted()
+        else:
+            self._gather(metrics, weight)
 
     def train_step(self, train_fn: TrainFn, batch: Any) -> None:
         """One batch from `train_fn(model, batch) -> loss` or `(loss, metrics)`; what the builder calls for each batch.
@@ -447,8 +443,18 @@ class Trainer:
             update.drop()
             fit.advance(metrics, weight)
             return
+        update.leave_out()
+        self._gather(metrics, weight)
+
+    def _gather(self, metrics: dict[str, Any], weight: Weight) -> None:
+        """A batch is done, its update perhaps not."""
+        fit = self._fit
         fit.ledger.gather(metrics, weight)
         fit.count_samples()
+        if self._update.due:
+            self._close_update()
+        elif fit.interruption.signal:
+            fit.interrupted()
 
     def _explain_labels(self, batch: Any) -> str | None:
         """What is wrong with the labels of a batch that the loss failed on, if that is what it was."""

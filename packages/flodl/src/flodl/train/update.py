@@ -138,8 +138,18 @@ class Update:
 
     # -- the update
 
+    def leave_out(self) -> None:
+        """A batch of the update must not be trained on; the others are."""
+        self.batches += 1
+
     def make(self) -> bool:
-        """Update the weights from the batches so far, and start anew. False: the scaler left the update out."""
+        """Update the weights from the batches so far, and start anew.
+
+        False: there was no update, because each batch was left out, or the scaler found an overflow.
+        """
+        if isinstance(self.weight, float) and self.weight == 0.0:
+            self.drop()
+            return False
         self.release()
         scaler, optimizer = self.scaler, self._optimizer
         if scaler:
@@ -162,7 +172,9 @@ class Update:
         """Make of the summed gradients those that the optimizer sees: their mean, clipped."""
         rule = self.rule
         if not self.single:
-            torch._foreach_div_([p.grad for p in self._parameters() if p.grad is not None], self.weight)
+            # a window without any valid token has gradients of zero, and keeps them
+            total = self.weight.clamp(min=1) if isinstance(self.weight, Tensor) else self.weight
+            torch._foreach_div_([p.grad for p in self._parameters() if p.grad is not None], total)
         if rule.clip_value is not None:
             nn.utils.clip_grad_value_(self._parameters(), rule.clip_value)
         if rule.clip_norm is not None:
