@@ -184,7 +184,7 @@ class Empty(Rows):
         ([(X, 1), (X, 2)], "a list of tuple"),
         (range(3).__iter__(), "type range_iterator"),
         (Rows, "type type"),
-        (DataLoader(TensorDataset(X, Y)), "pass its dataset"),
+        (DataLoader(TensorDataset(X, Y)), "give it to Loader or Trainer, or pass its dataset"),
         (Numbers(), "Numbers is an IterableDataset"),
         (Empty(), r"len\(Empty\) is 0"),
         ((X, Y[:3]), r"\[0\] has 8, \[1\] has 3"),

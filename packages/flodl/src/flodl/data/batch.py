@@ -9,10 +9,11 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
 
 from flodl.errors import DataError
 
-__all__ = ["Batch", "batch_size_of", "leaves", "map_structure", "to_device"]
+__all__ = ["Batch", "batch_size_of", "leaves", "map_structure", "pinned", "to_device"]
 
 Batch: TypeAlias = Any
 """What the training loop unpacks: `Tensor | tuple | list | Mapping | dataclass | None`, nested. The first dimension of
@@ -30,6 +31,8 @@ def map_structure(fn: Callable[[Any], Any], batch: Batch) -> Batch:
         return tuple([map_structure(fn, item) for item in batch])
     if type(batch) is dict:
         return {key: map_structure(fn, item) for key, item in batch.items()}
+    if isinstance(batch, PackedSequence):  # a named tuple whose parts do not move alike
+        return fn(batch)
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         return type(batch)(*[map_structure(fn, item) for item in batch])
     if isinstance(batch, (tuple, list)):
@@ -80,9 +83,29 @@ def batch_size_of(batch: Batch) -> int:
 
 
 def to_device(batch: Batch, device: torch.device | str, *, non_blocking: bool = False) -> Batch:
-    """`batch` with its tensors on `device`; a tensor that is there already is not copied, other values are kept."""
+    """`batch` with its tensors on `device`; a tensor that is there already is not copied, other values are kept.
+
+    An object that knows how to move (a method `to`, such as `PackedSequence` or a graph) moves itself.
+    """
 
     def move(leaf: Any) -> Any:
-        return leaf.to(device, non_blocking=non_blocking) if isinstance(leaf, Tensor) else leaf
+        if isinstance(leaf, Tensor):
+            return leaf.to(device, non_blocking=non_blocking)
+        return leaf.to(device) if _is_movable(leaf) else leaf
 
     return map_structure(move, batch)
+
+
+def pinned(batch: Batch) -> Batch:
+    """`batch` with its CPU tensors in page-locked memory, from which CUDA copies without waiting."""
+
+    def pin(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
+            return leaf.pin_memory() if leaf.device.type == "cpu" and leaf.layout == torch.strided else leaf
+        return leaf.pin_memory() if _is_movable(leaf) and callable(getattr(leaf, "pin_memory", None)) else leaf
+
+    return map_structure(pin, batch)
+
+
+def _is_movable(value: Any) -> bool:
+    return not isinstance(value, type) and callable(getattr(value, "to", None))

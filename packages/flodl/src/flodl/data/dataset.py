@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -13,10 +11,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
 
 from flodl.data.batch import Batch, leaves, map_structure
+from flodl.data.seeding import untouched
 from flodl.data.tensors import Tensors
 from flodl.errors import DataError
 
-__all__ = ["BatchDataset", "as_dataset"]
+__all__ = ["BatchDataset", "array_to_tensor", "as_dataset", "collated"]
 
 Collate = Callable[[list[Any]], Batch]
 
@@ -51,7 +50,7 @@ def as_dataset(source: Any, *, collate: Collate | None = None) -> BatchDataset:
     if isinstance(source, BatchDataset):
         return _not_empty(source)
     if isinstance(source, DataLoader):
-        raise DataError("Got a torch DataLoader: pass its dataset (loader.dataset) and the batch size instead.")
+        raise DataError("A torch DataLoader is no dataset: give it to Loader or Trainer, or pass its dataset here.")
     if isinstance(source, IterableDataset):
         raise DataError(f"{type(source).__name__} is an IterableDataset: its samples have no index to be shuffled by.")
     if isinstance(source, (str, bytes, tuple, list)) or not _is_map_style(source):
@@ -75,7 +74,7 @@ class _ByList:
         return len(self.source)
 
     def fetch(self, index: Tensor, /) -> Batch:
-        return map_structure(_array_to_tensor, self.source[index.tolist()])
+        return map_structure(array_to_tensor, self.source[index.tolist()])
 
 
 class _BySample:
@@ -92,14 +91,20 @@ class _BySample:
         many = getattr(self.source, "__getitems__", None)
         wanted = index.tolist()
         samples = many(wanted) if many is not None else [self.source[i] for i in wanted]
-        try:
-            return self.collate(samples)
-        except (RuntimeError, TypeError, KeyError) as error:
-            # RuntimeError: shapes that do not stack; TypeError: a type that collate does not know; KeyError: a key less.
-            raise DataError(
-                f"Samples {wanted[:4]}{'...' if len(wanted) > 4 else ''} of {type(self.source).__name__} do not make a "
-                f"batch: {error}. Give as_dataset(..., collate=...)."
-            ) from error
+        some = f"{wanted[:4]}{'...' if len(wanted) > 4 else ''}"
+        return collated(self.collate, samples, f"Samples {some} of {type(self.source).__name__}")
+
+
+def collated(collate: Collate, samples: list[Any], what: str) -> Batch:
+    """`collate(samples)`; raises DataError that names `what` when they do not make a batch."""
+    try:
+        return collate(samples)
+    except (RuntimeError, TypeError, KeyError) as error:
+        # RuntimeError: shapes that do not stack; TypeError: a type that collate does not know; KeyError: a key less.
+        raise DataError(
+            f"{what} do not make a batch: {error}. Give collate=, such as fl.data.pad_collate() for sequences of "
+            "different lengths."
+        ) from error
 
 
 def _is_map_style(source: Any) -> bool:
@@ -125,11 +130,11 @@ def _answers_lists(source: Any) -> bool:
     Values too, because code written for one sample may take a batch and mean another thing (`x - x.mean()`).
     """
     pair = [0, len(source) - 1]
-    with _global_rng_untouched():
+    with untouched():  # random augmentation draws numbers here that the run must not miss
         samples = [source[i] for i in pair]
         try:
             stacked = default_collate(samples)
-            got = map_structure(_array_to_tensor, source[pair])
+            got = map_structure(array_to_tensor, source[pair])
         except Exception:
             return False  # refusing a list is the usual case; an error of the dataset's own was raised by source[i]
     ours, theirs = list(leaves(stacked)), list(leaves(got))
@@ -144,17 +149,5 @@ def _same(a: Any, b: Any) -> bool:
     return a.shape == b.shape and a.dtype == b.dtype and torch.allclose(a, b, equal_nan=True)
 
 
-def _array_to_tensor(leaf: Any) -> Any:
+def array_to_tensor(leaf: Any) -> Any:
     return torch.as_tensor(leaf) if isinstance(leaf, np.ndarray) else leaf
-
-
-@contextmanager
-def _global_rng_untouched() -> Iterator[None]:
-    """A dataset with random augmentation draws numbers when it is probed; the run's own stream must not notice."""
-    python, numpy = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=[]):
-        try:
-            yield
-        finally:
-            random.setstate(python)
-            np.random.set_state(numpy)

@@ -11,7 +11,9 @@ from torch import Tensor
 
 from flodl.errors import DataError
 
-__all__ = ["Position", "epoch_order"]
+__all__ = ["Position", "epoch_order", "length_order"]
+
+_GROUP = 50  # batches that are sorted by length together
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +34,28 @@ def epoch_order(n: int, seed: int, epoch: int, shuffle: bool = True) -> Tensor:
         raise DataError(f"The order of samples needs integers of at least 0, not seed={seed!r}, epoch={epoch!r}.")
     order = np.arange(n, dtype=np.int64)
     if shuffle:
-        # SeedSequence hashes (seed, epoch), so neighbours share nothing (seed + epoch would repeat seed 1's epochs in
-        # seed 0). RandomState and not Generator or torch.randperm: numpy promises that its stream never changes.
-        np.random.RandomState(np.random.MT19937(np.random.SeedSequence([seed, epoch]))).shuffle(order)
+        _stream(seed, epoch).shuffle(order)
     return torch.from_numpy(order)
+
+
+def length_order(lengths: Tensor, batch_size: int, seed: int, epoch: int, shuffle: bool = True) -> Tensor:
+    """As `epoch_order`, but so that each batch of `batch_size` has samples of similar length. lengths: (n,).
+
+    Fifty batches of shuffled samples are sorted by length together, then whole batches change places. The short last
+    batch stays last. A function of the batch size too: with another one the order is another.
+    """
+    order = epoch_order(len(lengths), seed, epoch, shuffle).numpy()
+    group = np.arange(len(order)) // (_GROUP * batch_size)
+    order = order[np.lexsort((-lengths.numpy()[order], group))]  # stable: equal lengths stay shuffled
+    whole = len(order) - len(order) % batch_size
+    if shuffle:
+        batches = np.arange(whole // batch_size)
+        _stream(seed, epoch, 1).shuffle(batches)
+        order[:whole] = order[:whole].reshape(-1, batch_size)[batches].reshape(-1)
+    return torch.from_numpy(order)
+
+
+def _stream(*key: int) -> np.random.RandomState:
+    # SeedSequence hashes the key, so neighbours share nothing (seed + epoch would repeat seed 1's epochs in seed 0).
+    # RandomState and not Generator or torch.randperm: numpy promises that its stream never changes.
+    return np.random.RandomState(np.random.MT19937(np.random.SeedSequence(key)))

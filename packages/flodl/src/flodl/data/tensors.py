@@ -15,12 +15,12 @@ from torch import Tensor
 from flodl.data.batch import Batch, leaves, map_structure
 from flodl.errors import DataError
 
-__all__ = ["IGNORE_INDEX", "Tensors"]
+__all__ = ["IGNORE_INDEX", "LABEL_NAMES", "Tensors"]
 
 IGNORE_INDEX = -100
 """The label that losses skip (`ignore_index` of torch's cross entropy)."""
 
-_LABEL_NAMES = ("labels", "label", "targets", "target", "y")
+LABEL_NAMES = ("labels", "label", "targets", "target", "y")
 
 _Self = TypeVar("_Self", bound="Tensors")
 
@@ -136,11 +136,11 @@ def _common_length(structure: Batch) -> int:
 
 def _labels_of(structure: Batch) -> tuple[str, Tensor]:
     if isinstance(structure, Mapping):
-        for name in _LABEL_NAMES:
+        for name in LABEL_NAMES:
             if isinstance(structure.get(name), Tensor):
                 return f"[{name!r}]", structure[name]
         raise DataError(
-            f"classes= needs labels, one of {', '.join(_LABEL_NAMES)}; the dict has {', '.join(map(repr, structure))}."
+            f"classes= needs labels, one of {', '.join(LABEL_NAMES)}; the dict has {', '.join(map(repr, structure))}."
         )
     return list(leaves(structure))[-1]
 

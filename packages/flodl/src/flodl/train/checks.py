@@ -103,7 +103,7 @@ class OutputWatch:
     def start(self) -> None:
         """Watch the forward that comes, if it is the first one."""
         if self._outputs is None:
-            self._first = FirstForward(self._model, self._loader.samples, self._loader.batch_size)
+            self._first = FirstForward(self._model, self._loader.samples or 0, self._loader.batch_size)
 
     def stop(self) -> None:
         """A forward is done, or will not come."""

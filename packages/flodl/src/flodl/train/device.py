@@ -32,7 +32,9 @@ def choose_device(name: str, model: nn.Module) -> torch.device:
 def summary(trainer: Trainer, loader: Loader | None, place: str | None, resumed: bool) -> str:
     """One line: device, data, model, where the run is written."""
     parts = [f"training on {_describe(trainer.device)}"]
-    if loader:
+    if loader and loader.samples is None:
+        parts.append(f"batches of {loader.batch_size}, as many as the data gives")
+    elif loader and loader.samples is not None:
         short = loader.samples % loader.batch_size
         last = f" (the last of {short})" if short else ""
         parts.append(f"{loader.samples:,} samples in {len(loader):,} batches of {loader.batch_size}{last}")
