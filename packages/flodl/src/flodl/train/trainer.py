@@ -405,6 +405,9 @@ class Trainer:
             shuffle=training.shuffle,
             drop_last=training.drop_last,
             device=self.device,
+            workers=training.workers,
+            prefetch=training.prefetch,
+            group_by_length=training.group_by_length,
         )
 
     def _plan(self, dataset: Any, metrics: Metrics, name: str, batch_size: int | None) -> Planned:
