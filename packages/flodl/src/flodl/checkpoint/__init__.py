@@ -7,6 +7,7 @@ from flodl.checkpoint.manifest import Manifest, read_manifest, verify
 from flodl.checkpoint.rng import rng_state, set_rng_state
 from flodl.checkpoint.save import save
 from flodl.checkpoint.series import Series, Written
+from flodl.checkpoint.sharded import load_sharded, save_sharded
 
 __all__ = [
     "Checkpoint",
@@ -16,10 +17,12 @@ __all__ = [
     "Written",
     "best",
     "load",
+    "load_sharded",
     "newest",
     "read_manifest",
     "rng_state",
     "save",
+    "save_sharded",
     "set_rng_state",
     "verify",
 ]

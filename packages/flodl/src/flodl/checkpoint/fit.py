@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 from flodl.checkpoint.keys import plain_name, tied_groups
 from flodl.errors import nearest
 
-__all__ = ["LoadReport", "ModelFit", "model_fit"]
+__all__ = ["LoadReport", "ModelFit", "mismatches", "model_fit"]
 
 _SHOWN = 12
 
@@ -88,6 +88,17 @@ def model_fit(saved: Mapping[str, Any], model: nn.Module) -> ModelFit:
         loaded=tuple(state), missing=tuple(missing), unexpected=tuple(unexpected), wrong_shape=wrong_shape
     )
     return ModelFit(state=state, report=report, problems=problems)
+
+
+def mismatches(
+    theirs: Mapping[str, list[Any]], mine: Mapping[str, list[Any]]
+) -> tuple[tuple[str, ...], tuple[str, ...], dict[str, str]]:
+    """Missing, unexpected and wrongly shaped names, from what `manifest.describe` gives of both sides."""
+    missing = tuple(name for name in mine if name not in theirs)
+    unexpected = tuple(name for name in theirs if name not in mine)
+    shapes = {n: (tuple(theirs[n][1]), tuple(mine[n][1])) for n in mine if n in theirs}
+    wrong = {n: f"{a} in the file, {b} in the model" for n, (a, b) in shapes.items() if a != b}
+    return missing, unexpected, wrong
 
 
 def _shape(value: Any) -> Any:

@@ -7,12 +7,13 @@ import json
 import math
 import platform
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from flodl.errors import CheckpointError
 
@@ -105,10 +106,15 @@ def read_manifest(folder: Path) -> Manifest:
     return manifest
 
 
-def verify(folder: Path, manifest: Manifest | None = None) -> Manifest:
-    """Read every file and compare its hash. Raises CheckpointError for a damaged one, and what `read_manifest` raises."""
+def verify(folder: Path, manifest: Manifest | None = None, *, only: Collection[str] | None = None) -> Manifest:
+    """Read every file (those in `only`) and compare its hash.
+
+    Raises CheckpointError for a damaged one, and what `read_manifest` raises.
+    """
     manifest = manifest or read_manifest(folder)
     for name, facts in manifest.files.items():
+        if only is not None and name not in only:
+            continue
         try:
             found = digest(folder / name)
         except OSError as error:
@@ -118,6 +124,12 @@ def verify(folder: Path, manifest: Manifest | None = None) -> Manifest:
                 f"The checkpoint {folder} is damaged: the content of {name} is not what was written. Take an earlier one."
             )
     return manifest
+
+
+def describe(state: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Type and shape of each tensor."""
+    tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
+    return {name: [str(t.dtype).removeprefix("torch."), list(t.shape)] for name, t in tensors.items()}
 
 
 def digest(path: Path) -> dict[str, Any]:

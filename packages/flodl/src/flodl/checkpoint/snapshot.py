@@ -15,14 +15,26 @@ from torch.optim import Optimizer
 
 from flodl.checkpoint.atomic import leftovers, new_folder
 from flodl.checkpoint.keys import memory_of, model_state, part_of, unwrapped
-from flodl.checkpoint.manifest import MANIFEST, Manifest, digest, read_manifest, verify, write_manifest
+from flodl.checkpoint.manifest import MANIFEST, Manifest, describe, digest, read_manifest, verify, write_manifest
 from flodl.checkpoint.optimizer import optimizer_state
 from flodl.checkpoint.plain import joined, plain, split
 from flodl.checkpoint.tensors import Buffers, read_tensors, storable, write_tensors
 from flodl.errors import CheckpointError
 from flodl.graph.structure import structural_hash
 
-__all__ = ["FILES", "Snapshot", "dump", "read_folder", "remove_files", "sweep", "take", "write_error", "write_folder"]
+__all__ = [
+    "FILES",
+    "STATE",
+    "Snapshot",
+    "check_replaceable",
+    "dump",
+    "read_folder",
+    "remove_files",
+    "sweep",
+    "take",
+    "write_error",
+    "write_folder",
+]
 
 MODEL, TENSORS, STATE = "model.safetensors", "state.safetensors", "state.pt"
 FILES = (MODEL, TENSORS, STATE, MANIFEST)
@@ -109,7 +121,7 @@ def take(
             structure=None if part is None else structural_hash(part),
             part=only or None,
             info=dict(info or {}),
-            tensors={name: [str(t.dtype).removeprefix("torch."), list(t.shape)] for name, t in tensors.items()},
+            tensors=describe(tensors),
             tied=tied,
         ),
     )
@@ -130,8 +142,7 @@ def write_folder(path: Path, snapshot: Snapshot) -> Path:
     """Write the folder `path`, atomically. Raises CheckpointError; what was there is then intact."""
     path = Path(os.path.realpath(path))  # a link stays a link
     try:
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            _check_replaceable(path)
+        check_replaceable(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         sweep(path.parent, path.name)
         with new_folder(path) as folder:
@@ -209,10 +220,13 @@ def remove_files(folder: Path) -> None:
         folder.rmdir()
 
 
-def _check_replaceable(path: Path) -> None:
+def check_replaceable(path: Path) -> None:
+    """Raises CheckpointError when something is at `path` that is neither a checkpoint nor an empty folder."""
+    if not path.exists():
+        return
     if not path.is_dir():
         raise CheckpointError(f"Cannot write the checkpoint {path}: a file of that name is there. Choose another name.")
-    if not (path / MANIFEST).is_file() and not any((path / name).exists() for name in FILES):
+    if any(path.iterdir()) and not any((path / name).exists() for name in FILES):
         raise CheckpointError(
             f"Cannot write the checkpoint {path}: the folder holds something else, which is left alone. Choose another name."
         )
