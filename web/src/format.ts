@@ -53,6 +53,7 @@ export function formatDuration(seconds: number | null | undefined): string {
 
 /** 2.1 GB (2**30 bytes, as memory is sold) */
 export function formatBytes(bytes: number): string {
+  if (bytes === 0) return "0";
   const [unit, sign] = bytes >= 2 ** 30 ? [2 ** 30, "GB"] : bytes >= 2 ** 20 ? [2 ** 20, "MB"] : [2 ** 10, "kB"];
   const size = bytes / unit;
   return `${size < 9.95 ? size.toFixed(1) : size.toFixed(0)} ${sign}`;

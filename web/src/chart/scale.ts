@@ -68,8 +68,8 @@ export function logTicks(min: number, max: number, most: number): number[] {
     const ticks: number[] = [];
     for (let decade = low; decade <= high; decade++)
       for (const step of steps) {
-        const tick = step * 10 ** decade;
-        if (tick >= min && tick <= max) ticks.push(Number(tick.toPrecision(1)));
+        const tick = Number((step * 10 ** decade).toPrecision(1));
+        if (tick >= min && tick <= max) ticks.push(tick);
       }
     if (ticks.length <= most && ticks.length >= 2) return ticks;
   }

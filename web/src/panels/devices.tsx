@@ -52,9 +52,9 @@ export function Devices({ store, run }: { store: Store; run: Run }) {
     <div class="devices">
       <Tabs label="Ranks" tabs={tabs} current={current} onChange={setChosen} panel="device" />
       <div id="panel-device" role="tabpanel" aria-labelledby={`tab-device-${current}`}>
-        <div class="device-stats">
-          {picked.map(({ rank }) => <DeviceStats key={rank.rank} rank={rank} data={data} share={shares.get(rank.rank)?.at(-1)?.[1]} single={!several} />)}
-        </div>
+        {current === "all" ? <Comparison data={data} shares={shares} /> : picked.map(({ rank }) => (
+          <DeviceStats key={rank.rank} rank={rank} data={data} share={shares.get(rank.rank)?.at(-1)?.[1]} />
+        ))}
         <div class="grid">
           <ChartCard {...card} title="Throughput" subtitle="steps per second" formatY={(value) => `${formatValue(Number(value.toPrecision(3)))}/s`} axisY={formatShort} yRange={[0, null]}
             lines={picked.map(({ rank, columns }) => line(`rank ${rank.rank}`, rank.rank, x, throughput(columns)))} />
@@ -87,16 +87,55 @@ export function Devices({ store, run }: { store: Store; run: Run }) {
   );
 }
 
-function DeviceStats({ rank, data, share, single }: { rank: TimelineData["ranks"][number]; data: TimelineData; share: number | undefined; single: boolean }) {
+/** All ranks in one table: who is slow, who waits. */
+function Comparison({ data, shares }: { data: TimelineData; shares: Map<number, [number, number][]> }) {
+  return (
+    <div class="card table" tabIndex={0} role="region" aria-label="Ranks over the whole run">
+      <table>
+        <thead>
+          <tr>
+            <th scope="col">Rank</th>
+            <th scope="col">Throughput</th>
+            {shares.size > 0 && <th scope="col">Batch share</th>}
+            <th scope="col">Computing</th>
+            <th scope="col" title="Waiting for the next batch">Data</th>
+            <th scope="col" title="Exchanging with other ranks, or waiting for them">Other ranks</th>
+            <th scope="col">Idle</th>
+          </tr>
+        </thead>
+        <tbody>
+          {data.ranks.map((rank) => {
+            const found = sharesOf(rank, data.from, data.to);
+            const share = shares.get(rank.rank)?.at(-1)?.[1];
+            return (
+              <tr key={rank.rank}>
+                <th scope="row"><i class={`swatch line-${rank.rank % 10}`} /> {rank.rank}</th>
+                <td>{formatShort(Number(found.stepsPerSecond.toPrecision(3)))} steps/s</td>
+                {shares.size > 0 && <td>{share === undefined ? "–" : formatPercent(share)}</td>}
+                <td>{formatPercent(found.busy.compute)}</td>
+                <td>{formatPercent(found.busy.data)}</td>
+                <td>{formatPercent(found.busy.sync + found.busy.wait)}</td>
+                <td>{formatPercent(found.idle)}</td>
+              </tr>
+            );
+          })}
+        </tbody>
+      </table>
+    </div>
+  );
+}
+
+function DeviceStats({ rank, data, share }: { rank: TimelineData["ranks"][number]; data: TimelineData; share: number | undefined }) {
   const found = sharesOf(rank, data.from, data.to);
   return (
     <section class="card" aria-label={`Rank ${rank.rank}`}>
-      {!single && <h3>Rank {rank.rank}</h3>}
       <dl class="stats">
         <Stat name="Throughput" value={`${formatShort(Number(found.stepsPerSecond.toPrecision(3)))} steps/s`} title="Over the whole run" />
         {share !== undefined && <Stat name="Batch share" value={formatPercent(share)} />}
         <Stat name="Computing" value={formatPercent(found.busy.compute)} />
         <Stat name="Data" value={formatPercent(found.busy.data)} title="Waiting for the next batch" />
+        {found.busy.evaluation > 0 && <Stat name="Evaluation" value={formatPercent(found.busy.evaluation)} />}
+        {found.busy.checkpoint > 0 && <Stat name="Checkpoints" value={formatPercent(found.busy.checkpoint)} />}
         {found.busy.sync + found.busy.wait > 0 && <Stat name="Other ranks" value={formatPercent(found.busy.sync + found.busy.wait)} title="Exchanging with them, or waiting for them" />}
         <Stat name="Idle" value={formatPercent(found.idle)} />
       </dl>

@@ -87,7 +87,7 @@ function describe(data: ResourceData, started: number): Described[] {
     {
       title: "Memory",
       subtitle: `of ${formatBytes(total)}`,
-      lines: [line("this process", 0, data.rss_bytes, true), line("machine", 1, data.ram_used_bytes), line("there is", 7, data.ram_total_bytes)],
+      lines: [line("this process", 0, data.rss_bytes, true), line("machine", 1, data.ram_used_bytes), line("installed", 7, data.ram_total_bytes)],
       bytes: true,
       most: null,
     },
@@ -96,7 +96,7 @@ function describe(data: ResourceData, started: number): Described[] {
       {
         title: `Memory of GPU ${gpu.gpu}`,
         subtitle: shortName(gpu.name, 40),
-        lines: [line("used", 2, gpu.vram_used_bytes, true), line("there is", 7, gpu.vram_total_bytes)],
+        lines: [line("used", 2, gpu.vram_used_bytes, true), line("installed", 7, gpu.vram_total_bytes)],
         bytes: true,
         most: null,
       },
