@@ -16,6 +16,8 @@ __all__ = ["BUILTINS", "ELSEWHERE", "command", "run_builtin"]
 BUILTINS = {
     "config": ("flodl_cli.commands.config:config", "show, explain, compare and check the configuration"),
     "schema": ("flodl_cli.commands.schema:schema", "what is known of the arguments of entries"),
+    "init": ("flodl_cli.commands.init:init", "make a new project that trains and tests at once"),
+    "add": ("flodl_cli.commands.add:add", "add a Hugging Face example to the project"),
     "libtorch": ("flodl_cli.commands.libtorch:libtorch", "get and keep libtorch, the C++ library of PyTorch"),
     "diagnose": ("flodl_cli.commands.diagnose:diagnose", "look at GPUs, driver, libtorch, torch: what helps"),
     "setup": ("flodl_cli.commands.setup:setup", "install the torch that fits this machine, and try it"),

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-__all__ = ["answer", "ask_python", "python_command"]
+__all__ = ["answer", "ask_python", "ended_by_sigterm", "python_command"]
 
 
 def answer(
@@ -22,7 +22,7 @@ def answer(
 ) -> tuple[int, str] | None:
     """Exit status and output (both streams) of a program; None when it did not end in time and was killed."""
     env = {**environ, "LC_ALL": environ.get("LC_ALL", "C.UTF-8")}
-    with _ended_by_sigterm():
+    with ended_by_sigterm():
         try:
             child = subprocess.Popen(
                 command,
@@ -69,7 +69,7 @@ def ask_python(
 
 
 @contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
+def ended_by_sigterm() -> Iterator[None]:
     """SIGTERM ends this process as Ctrl-C does: by an exception that cleans up."""
     if threading.current_thread() is not threading.main_thread():
         yield

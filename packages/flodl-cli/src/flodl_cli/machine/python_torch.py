@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from flodl_cli.errors import CliError
 from flodl_cli.machine.architectures import parse_list
-from flodl_cli.machine.asking import ask_python
+from flodl_cli.machine.asking import answer, ask_python
 from flodl_cli.machine.builds import version_key
 from flodl_cli.machine.coverage import Code
 from flodl_cli.project import child_environment, find_program
 
-__all__ = ["OLDEST_TORCH", "PythonTorch", "ask_torch", "project_python"]
+__all__ = ["OLDEST_TORCH", "PythonTorch", "ask_torch", "missing_modules", "project_python"]
 
 OLDEST_TORCH = "2.6"  # what the distribution flodl asks for
 TIMEOUT_S = 120.0  # a first import of torch from a slow disk takes a minute
@@ -65,3 +65,10 @@ def ask_torch(python: str, env: Mapping[str, str], *, train: bool = False, timeo
     trained = tuple((entry["device"], entry["error"]) for entry in found.pop("trained", ()))
     known = {name: value for name, value in found.items() if name in PythonTorch._fields and name != "python"}
     return PythonTorch(python, **{**known, "architectures": tuple(known.get("architectures", ())), "trained": trained})
+
+
+def missing_modules(python: str, env: Mapping[str, str], names: Sequence[str]) -> list[str]:
+    """Those of the modules that a Python does not have; none of them is imported."""
+    code = "import importlib.util as u, sys; print(*[n for n in sys.argv[1:] if u.find_spec(n) is None])"
+    said = answer([python, "-c", code, *names], env, TIMEOUT_S)
+    return said[1].split() if said is not None and said[0] == 0 else []
