@@ -42,7 +42,9 @@ def list_checkpoints(folder: str | os.PathLike[str]) -> list[Listed]:
     found = []
     for path in folder.iterdir() if folder.is_dir() else ():
         named = _STEP.fullmatch(path.name)
-        if path.name.startswith(".") or path.is_symlink() or not (named or (path / MANIFEST).is_file()):
+        if path.name.startswith(".") or path.is_symlink() or not path.is_dir():
+            continue
+        if not named and not (path / MANIFEST).is_file():
             continue
         step = int(named[1]) if named else -1
         try:

@@ -12,7 +12,7 @@ from flodl.errors import CheckpointError
 
 __all__ = ["FolderLock"]
 
-_held: set[str] = set()
+_held: dict[str, int] = {}  # lock file -> the process that has it: after a fork, not this one
 
 
 class FolderLock:
@@ -31,7 +31,7 @@ class FolderLock:
         """Raises CheckpointError when another writer has it, naming its process."""
         if self._descriptor is not None:
             return
-        if self._key in _held:
+        if _held.get(self._key) == os.getpid():
             raise CheckpointError(
                 f"Another writer of this process saves into {self._path.parent}: close() that one, or use another folder."
             )
@@ -53,14 +53,15 @@ class FolderLock:
         os.ftruncate(descriptor, 0)
         os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode())
         self._descriptor = descriptor
-        _held.add(self._key)
+        _held[self._key] = os.getpid()
 
     def release(self) -> None:
-        if self._descriptor is not None:
-            self._path.unlink(missing_ok=True)
-            os.close(self._descriptor)
-            self._descriptor = None
-            _held.discard(self._key)
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            if _held.get(self._key) == os.getpid():
+                self._path.unlink(missing_ok=True)
+                del _held[self._key]
+            os.close(descriptor)
 
 
 if sys.platform == "win32":

@@ -202,11 +202,19 @@ def sweep(folder: Path, name: str | None = None) -> None:
     for left in leftovers(folder, name):
         if not left.dead or not left.path.is_dir():
             continue
-        if not left.gone and not (folder / left.name).exists() and (left.path / MANIFEST).exists():
+        if not left.gone and not (folder / left.name).exists() and _is_complete(left.path):
             # Complete: killed just before it got its name, or while it was replaced where names cannot be exchanged.
             left.path.rename(folder / left.name)
             continue
         remove_files(left.path)
+
+
+def _is_complete(folder: Path) -> bool:
+    try:
+        read_manifest(folder)
+    except CheckpointError:
+        return False
+    return True
 
 
 def remove_files(folder: Path) -> None:
