@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import BinaryIO
 
 from flodl_cli.errors import CliError
 
@@ -28,14 +29,17 @@ def exit_code(status: int) -> int:
     return 128 - status if status < 0 else status
 
 
-def run_child(argv: Sequence[str], *, cwd: Path, env: Mapping[str, str], grace_s: float) -> int:
+def run_child(
+    argv: Sequence[str], *, cwd: Path, env: Mapping[str, str], grace_s: float, stdout: BinaryIO | None = None
+) -> int:
     """Runs a program to its end and returns its exit code; 128 + n when signal n stopped fdl meanwhile."""
     terminal = _on_terminal()
     sys.stdout.flush()
     with _Stopping(grace_s) as stopping:
         # A new group, not a new session: the child keeps its terminal, should it have one.
         try:
-            child = subprocess.Popen(argv, cwd=cwd, env=dict(env), preexec_fn=None if terminal else os.setpgrp)
+            prepare = None if terminal else os.setpgrp
+            child = subprocess.Popen(argv, cwd=cwd, env=dict(env), stdout=stdout, preexec_fn=prepare)
         except OSError as error:
             raise CliError(f"cannot start {argv[0]}: {error.strerror}") from error
         group = None if terminal else child.pid

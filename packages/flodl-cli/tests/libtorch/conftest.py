@@ -181,7 +181,7 @@ def libraries(compiled: Callable[..., bytes]) -> dict[str, bytes]:
     """The three libraries of a torch that does nothing."""
     made = {"lib/libc10.so": compiled("c10", SOURCES["c10"])}
     made["lib/libtorch_cpu.so"] = compiled(
-        "torch_cpu", SOURCES["torch_cpu"], "-lc10", "-Wl,-rpath,$ORIGIN", "-Wl,--no-as-needed"
+        "torch_cpu", SOURCES["torch_cpu"], "-Wl,--no-as-needed", "-lc10", "-Wl,-rpath,$ORIGIN"
     )
     made["lib/libtorch.so"] = compiled(
         "torch", SOURCES["torch"], "-Wl,--no-as-needed", "-ltorch_cpu", "-Wl,-rpath,$ORIGIN"
@@ -251,3 +251,25 @@ def libtorch(fdl: Any, flodl_home: Path) -> Any:
         return fdl("libtorch", *words, **options)
 
     return call
+
+
+# Two fat binaries as nvcc writes them, with padding between: machine code for 8.6; machine code and PTX for 12.0.
+FAT = """\
+asm(R"(
+  .section .nv_fatbin,"a"
+  .long 0xba55ed50; .short 1, 16; .quad 72
+  .short 2, 0x101; .long 64; .quad 8; .long 0, 0, 0, 86; .zero 32; .quad 0x464c457f
+  .quad 0
+  .long 0xba55ed50; .short 1, 16; .quad 216
+  .short 2, 0x101; .long 64; .quad 8; .long 0, 0, 0, 86; .zero 32; .quad 0
+  .short 2, 0x101; .long 64; .quad 8; .long 0, 0, 0, 120; .zero 32; .quad 0
+  .short 1, 0x101; .long 64; .quad 8; .long 0, 0, 0, 120; .zero 32; .quad 0
+  .text
+)");
+"""
+
+
+@pytest.fixture(scope="session")
+def fat_source() -> str:
+    """C++ with device code in it, of which only the headers are real."""
+    return FAT

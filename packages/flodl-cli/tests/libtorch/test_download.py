@@ -293,11 +293,21 @@ def test_no_such_wheel(libtorch: Any, index: Any, wheel_of: Any, flodl_home: Pat
 
 
 def test_cuda_libraries_lie_where_torch_looks_for_them(
-    libtorch: Any, index: Any, wheel_of: Any, plain_wheel: Any, compiled: Any, flodl_home: Path
+    libtorch: Any,
+    index: Any,
+    wheel_of: Any,
+    plain_wheel: Any,
+    compiled: Any,
+    fat_source: str,
+    flodl_home: Path,
 ) -> None:
     runtime = compiled("cudart_test", "int cuda_runtime;")
     user = compiled(
-        "torch_cuda", FAT, "-Wl,--no-as-needed", "-lcudart_test", "-Wl,-rpath,$ORIGIN/../../nvidia/cuda_runtime/lib"
+        "torch_cuda",
+        fat_source,
+        "-Wl,--no-as-needed",
+        "-lcudart_test",
+        "-Wl,-rpath,$ORIGIN/../../nvidia/cuda_runtime/lib",
     )
     torch = wheel_of(
         "2.13.0+cu126", "12.6", ("nvidia-cuda-runtime-cu12==12.6.77", "other"), **{"torch/lib/libtorch_cuda.so": user}
@@ -330,21 +340,6 @@ def test_cuda_libraries_lie_where_torch_looks_for_them(
     assert "libcudart_test.so (needed by libtorch_cuda.so: it comes with the CUDA toolkit" in " ".join(
         libtorch("info").out.split()
     )
-
-
-# Two fat binaries as nvcc writes them, with padding between: machine code for 8.6; machine code and PTX for 12.0.
-FAT = """\
-asm(R"(
-  .section .nv_fatbin,"a"
-  .long 0xba55ed50; .short 1, 16; .quad 72
-  .short 2, 0x101; .long 64; .quad 8; .long 0, 0, 0, 86; .zero 32; .quad 0x464c457f
-  .quad 0
-  .long 0xba55ed50; .short 1, 16; .quad 144
-  .short 2, 0x101; .long 64; .quad 8; .long 0, 0, 0, 86; .zero 32; .quad 0
-  .short 1, 0x101; .long 64; .quad 8; .long 0, 0, 0, 120; .zero 32; .quad 0
-  .text
-)");
-"""
 
 
 @pytest.mark.parametrize(

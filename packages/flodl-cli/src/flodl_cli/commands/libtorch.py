@@ -39,6 +39,13 @@ def _as_json(function: _Function) -> _Function:
     return click.option("--json", "as_json", is_flag=True, help="For programs.")(function)
 
 
+def _name(*, required: bool) -> Callable[[_Function], _Function]:
+    def installed(context: click.Context, _parameter: click.Parameter, current: str) -> list[str]:
+        return [i.name for i in _store(context.params.get("path")).installed() if i.name.startswith(current)]
+
+    return click.argument("name", required=required, shell_complete=installed)
+
+
 def _store(path: Path | None) -> Store:
     return Store(path.absolute() if path else home())
 
@@ -186,7 +193,7 @@ def _line(variant: Installed) -> str:
 
 
 @libtorch.command()
-@click.argument("name", required=False)
+@_name(required=False)
 @_place
 @_as_json
 def info(name: str | None, path: Path | None, as_json: bool) -> None:
@@ -233,7 +240,74 @@ def _named(store: Store, name: str | None) -> Installed:
 
 
 @libtorch.command()
-@click.argument("name")
+@click.option(
+    "--python", metavar="PROGRAM", help="The Python of the environment; else the one that tasks would run with."
+)
+@click.option("--no-activate", is_flag=True, help="Link only.")
+@_place
+@_as_json
+@click.pass_obj
+def link(call: Call, python: str | None, no_activate: bool, path: Path | None, as_json: bool) -> None:
+    """Use the torch of the active Python environment, without a copy."""
+    import os
+
+    from flodl_cli.libtorch.link import link as make_link
+    from flodl_cli.machine.python_torch import project_python
+
+    found, environ = project_python(call.root or Path.cwd(), os.environ)
+    store = _store(path)
+    variant, there = make_link(store, python or found, environ, activate=not no_activate)
+    _tell(variant, store, as_json, "was linked before" if there else "linked")
+
+
+@libtorch.command()
+@click.option(
+    "--archs", required=True, metavar="6.1;12.0", help="The compute capabilities; 9.0+PTX also for newer GPUs."
+)
+@click.option("--version", metavar="2.13.0", help="The release of torch.")
+@click.option(
+    "--native/--docker", default=None, help="With the CUDA toolkit here, or in a container; else what is there."
+)
+@click.option("--image", help="The container, with compiler and CUDA toolkit.")
+@click.option("--jobs", type=click.IntRange(1), help="Compilers at a time; else by cores and memory.")
+@click.option("--no-activate", is_flag=True, help="Build only.")
+@click.option("--dry-run", is_flag=True, help="Print the commands.")
+@_place
+@click.pass_obj
+def build(
+    call: Call,
+    archs: str,
+    version: str | None,
+    native: bool | None,
+    image: str | None,
+    jobs: int | None,
+    no_activate: bool,
+    dry_run: bool,
+    path: Path | None,
+) -> int:
+    """Build a libtorch from source, for GPUs that no release has code for. It takes hours, and can be resumed."""
+    from flodl_cli.libtorch import build as planning
+    from flodl_cli.libtorch.building import build as run
+    from flodl_cli.libtorch.releases import check_version
+    from flodl_cli.machine.builds import releases
+
+    if image and native:
+        raise CliError("--image is for --docker")
+    store = _store(path)
+    release = check_version(version or releases()[0])
+    plan = planning.plan(store.root, archs, release, native=native, jobs=jobs or planning.default_jobs(), image=image)
+    if dry_run or call.options.dry_run:
+        print("\n".join(planning.printed(plan)))
+        return 0
+    built = run(store, plan, activate=not no_activate)
+    if isinstance(built, int):
+        return built
+    _tell(built, store, False, "built")
+    return 0
+
+
+@libtorch.command()
+@_name(required=True)
 @_place
 def activate(name: str, path: Path | None) -> None:
     """Make an installed libtorch the one that `env` and `info` mean."""
@@ -247,7 +321,7 @@ def activate(name: str, path: Path | None) -> None:
 
 
 @libtorch.command()
-@click.argument("name")
+@_name(required=True)
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 @_place
 def remove(name: str, yes: bool, path: Path | None) -> None:
@@ -263,7 +337,7 @@ def remove(name: str, yes: bool, path: Path | None) -> None:
 
 
 @libtorch.command()
-@click.argument("name", required=False)
+@_name(required=False)
 @click.option("--shell", type=click.Choice(SHELLS), help="Else the one of $SHELL.")
 @_place
 @_as_json

@@ -160,15 +160,17 @@ def cxx11_abi(lib: Path) -> int:
 
 
 def architectures(lib: Path) -> tuple[str, ...]:
-    """The GPUs that the code in torch's CUDA libraries is for: "8.6" machine code, "12.0+PTX" for newer ones as well."""
+    """The GPUs that the code in torch's CUDA libraries is for.
+
+    "8.6" is machine code, "12.0+PTX" that and PTX for newer ones, "compute_90" PTX alone.
+    """
     code: set[tuple[int, int]] = set()
     portable: set[tuple[int, int]] = set()
     for path in sorted(lib.glob("libtorch_cuda*.so")):
         for kind, major, minor in _fat_binaries(path):
             (portable if kind == _PTX else code).add((major, minor))
-    newest = max(portable, default=None)
-    names = [f"{major}.{minor}" for major, minor in sorted(code)]
-    return tuple(names) if newest is None else (*names, f"{newest[0]}.{newest[1]}+PTX")
+    names = [f"{major}.{minor}{'+PTX' if (major, minor) in portable else ''}" for major, minor in sorted(code)]
+    return (*names, *(f"compute_{major}{minor}" for major, minor in sorted(portable - code)))
 
 
 _PTX, _CUBIN = 1, 2
