@@ -21,6 +21,8 @@ BUILTINS = {
     "libtorch": ("flodl_cli.commands.libtorch:libtorch", "get and keep libtorch, the C++ library of PyTorch"),
     "diagnose": ("flodl_cli.commands.diagnose:diagnose", "look at GPUs, driver, libtorch, torch: what helps"),
     "setup": ("flodl_cli.commands.setup:setup", "install the torch that fits this machine, and try it"),
+    "dash": ("flodl_cli.commands.monitor:dash", "show runs in a browser, live and finished ones"),
+    "runs": ("flodl_cli.commands.monitor:runs", "list, compare, export, stop and delete runs"),
     "completions": ("flodl_cli.commands.completions:completions", "print the completion script of a shell"),
     "autocomplete": ("flodl_cli.commands.completions:autocomplete", "install completion for your shell"),
 }

@@ -1,8 +1,10 @@
 """Watching a training: the recorder writes a run store, any process reads it; lines on the terminal."""
 
 from flodl.monitor.control import Request, request
+from flodl.monitor.exports import export_csv, export_tensorboard, write_log
 from flodl.monitor.format import format_duration, format_value
 from flodl.monitor.recorder import Recorder
+from flodl.monitor.report import HtmlReport, save_html
 from flodl.monitor.resources import GpuSample, ResourceSample, ResourceSampler
 from flodl.monitor.rows import (
     AuditRow,
@@ -26,6 +28,7 @@ __all__ = [
     "EpochRow",
     "EventRow",
     "GpuSample",
+    "HtmlReport",
     "ListedRun",
     "PointRow",
     "Recorder",
@@ -38,9 +41,13 @@ __all__ = [
     "RunView",
     "Setting",
     "Terminal",
+    "export_csv",
+    "export_tensorboard",
     "format_duration",
     "format_value",
     "list_runs",
     "request",
+    "save_html",
     "serve",
+    "write_log",
 ]

@@ -6,7 +6,7 @@ import math
 
 from flodl.monitor.values import to_float
 
-__all__ = ["format_duration", "format_gigabytes", "format_name", "format_value"]
+__all__ = ["format_duration", "format_gigabytes", "format_name", "format_value", "one_line"]
 
 _MAX_NAME = 40
 
@@ -55,10 +55,15 @@ def format_gigabytes(used_bytes: int, total_bytes: int) -> str:
 
 def format_name(name: str) -> str:
     """`name` on one line: what does not print as its escape, the middle of a long one left out."""
-    shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(name))
+    shown = one_line(str(name))
     if len(shown) > _MAX_NAME:
         shown = f"{shown[: _MAX_NAME - 10]}…{shown[-9:]}"
     return shown
+
+
+def one_line(text: str) -> str:
+    """`text` with what does not print as its escape."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def _gigabytes(size_bytes: int) -> str:
