@@ -117,7 +117,7 @@ def train(task: Task, given: dict[str, Any]) -> None:
 
     accuracy = trainer.evaluate(held_out, metrics)["accuracy"]
     print(f"\ntest accuracy {accuracy:.4f} on {len(held_out):,} held-out images, trained in {seconds:.1f} s")
-    print(f"the run: {trainer.run.place} (checkpoint.pt, run.db)")
+    print(f"the run: {trainer.run.place} (checkpoints, run.db)")
 
 
 def main() -> None:

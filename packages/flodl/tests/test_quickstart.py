@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import flodl as fl
+from flodl.train.resuming import locate as newest
 
 ROOT = Path(__file__).parents[3]
 QUICKSTART = ROOT / "examples" / "quickstart" / "quickstart.py"
@@ -38,7 +39,7 @@ def check_run(done: subprocess.CompletedProcess[str], cwd: Path, *, epochs: int,
         assert len(view.epochs()) == epochs
         assert view.last()["test_accuracy"].value == pytest.approx(float(found), abs=1e-4)
         assert view.resources()
-    saved = fl.checkpoint.load(folder / "checkpoint.pt")
+    saved = fl.checkpoint.load(newest(folder))
     assert saved.position == {"epoch": epochs, "sample": 0}
     assert saved.model is not None
     assert all(torch.isfinite(v).all() for v in saved.model.values())

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from torch.optim import SGD
 
 import flodl as fl
+from flodl.train.resuming import locate as newest
 
 QUIET = {"quiet": True, "record": False}
 
@@ -194,7 +195,7 @@ def test_a_script_that_fails_leaves_a_failed_run(tmp_path: Path) -> None:
     assert run.info is not None
     assert run.info.state == "failed"
     assert "mine" in str(run.info.error)
-    assert fl.checkpoint.load(run.folder / "checkpoint.pt").position == {"epoch": 0, "sample": 8}
+    assert fl.checkpoint.load(newest(run.folder)).position == {"epoch": 0, "sample": 8}
 
 
 def test_models_and_factories() -> None:

@@ -16,6 +16,7 @@ from torch.optim import Adam
 from torch.utils.data import DataLoader
 
 import flodl as fl
+from flodl.train.resuming import locate as newest
 
 QUIET = {"quiet": True, "record": False}
 
@@ -292,7 +293,7 @@ def test_leaving_the_loop_saves_and_the_run_counts_as_stopped() -> None:
                 trainer.step(F.cross_entropy(trainer.model(x), y))
             break
     assert trainer.run.folder is not None
-    assert fl.checkpoint.load(trainer.run.folder / "checkpoint.pt").extra["step"] == 23
+    assert fl.checkpoint.load(newest(trainer.run.folder)).extra["step"] == 23
     with fl.monitor.RunView(trainer.run.folder) as view:
         assert view.info().state == "stopped"
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 import flodl as fl
+from flodl.train.resuming import locate as newest
 
 
 def run(policy: str, **settings: Any) -> fl.Trainer:
@@ -62,7 +63,7 @@ def test_stop_ends_before_the_update_and_saves_the_good_weights() -> None:
     assert listed.info is not None
     assert listed.info.state == "failed"
     assert listed.info.error == str(caught.value)
-    saved = fl.checkpoint.load(listed.folder / "checkpoint.pt")
+    saved = fl.checkpoint.load(newest(listed.folder))
     assert saved.model is not None
     weight: Tensor = saved.model["weight"]
     assert torch.isfinite(weight).all()

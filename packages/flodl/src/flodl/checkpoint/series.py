@@ -104,7 +104,8 @@ class Series:
             self._lock.acquire()
         except OSError as error:
             raise write_error(self.folder, error) from error
-        explicit = self._is_best(metrics or {}) or explicit
+        if self._keep_best is not None and self.would_be_best(value := (metrics or {}).get(self._keep_best, math.nan)):
+            self._top, explicit = value, True
         with self._state:
             if self._waiting is not None and self._waiting.explicit:
                 if not explicit:
@@ -133,19 +134,15 @@ class Series:
                 self._waiting = job
         return job.path
 
-    def _is_best(self, metrics: Mapping[str, float]) -> bool:
-        if self._keep_best is None:
+    def would_be_best(self, value: float) -> bool:
+        """Whether a checkpoint with this value of `keep_best` would be the best one."""
+        if self._keep_best is None or math.isnan(value):
             return False
         if self._top is None:  # of the checkpoints that were here before
             present = [c for c in list_checkpoints(self.folder) if self._cut is None or c.step <= self._cut]
             top = best_of(present, self._keep_best, self._mode)
             self._top = top.manifest.metrics[self._keep_best] if top and top.manifest else math.nan
-        value = metrics.get(self._keep_best, math.nan)
-        better = value < self._top if self._mode == "min" else value > self._top
-        if better or (math.isnan(self._top) and not math.isnan(value)):
-            self._top = value
-            return True
-        return False
+        return math.isnan(self._top) or (value < self._top if self._mode == "min" else value > self._top)
 
     def cut_after(self, step: int) -> None:
         """Training goes on from `step`: the next save first removes the checkpoints of later steps, which that history left."""

@@ -24,8 +24,9 @@ from flodl.train.evaluate import Planned, evaluate
 from flodl.train.ledger import Ledger
 from flodl.train.metrics import Weight
 from flodl.train.nonfinite import NonFinite
+from flodl.train.resuming import find_run, locate, program_of
 from flodl.train.run import Run
-from flodl.train.saving import CHECKPOINT, read_checkpoint, write_checkpoint
+from flodl.train.saving import CHECKPOINTS, Saver, read_checkpoint, write_checkpoint
 from flodl.train.signals import Interruption
 from flodl.train.update import Update
 
@@ -75,7 +76,11 @@ class Fit:
         """The random states before evaluations that a resumed training will do once more."""
         self._run: Run | None = None
         self._cells = [m for m in trainer.model.modules() if isinstance(m, StateCell)]
-        self._evaluations: dict[str, float] = {}
+        self.notes: list[str] = []
+        """What is to be said when the run is opened."""
+        self._saver: Saver | None = None
+        self._evaluations: dict[str, float] = {}  # of the epoch under way
+        self._measured: dict[str, float] = {}  # the newest of each
         self._reached = False  # the end that was asked for, not a stop
         self._drain_at = 0.0
         self._saved_at = self._began_at = time.monotonic()
@@ -112,6 +117,8 @@ class Fit:
             atexit.register(self.trainer.end_with_the_program)
             place = self._run.place if self._run.folder else None
             self._run.say(summary(self.trainer, self.loader, place, self.resumed is not None))
+            for line in self.notes:
+                self._run.terminal.note(line)
             for name in self.unknown_callbacks:
                 self._run.warn(
                     f"the checkpoint has a state of callback {name}, which this run does not have", self.step
@@ -194,6 +201,7 @@ class Fit:
         self.tell("on_step_end", metrics)
         if training.evaluate_steps and self.step % training.evaluate_steps == 0:
             self.evaluate_planned()
+            self._save_if_best()
         if output.save_steps and self.step % output.save_steps == 0 and self.may_save():
             self.save(periodic=True)
         if training.max_steps is not None and self.step >= training.max_steps:
@@ -215,9 +223,10 @@ class Fit:
             if request.action == "stop":
                 self.stopping = True
             elif self.may_save():
-                self.save()
+                self.save(wait=False)
         if training.max_time is not None and time.monotonic() - self._began_at > training.max_time:
             self.reach(f"max_time is {training.max_time:g} s")
+        self._tell_written()
 
     # -- evaluations
 
@@ -247,6 +256,7 @@ class Fit:
             self.interrupted()
         named = {f"{planned.name}_{key}": value for key, value in result.items()}
         self._evaluations.update(named)
+        self._measured.update(named)
         self.run.points([(self.step, key, value) for key, value in named.items()], self.position.epoch)
         self.span("evaluation", started)
         self.tell("on_eval_end", named)
@@ -268,7 +278,9 @@ class Fit:
         control = self._ask("on_epoch_end", means)
         self.position, self.exhausted, self.rng_before_evaluation = Position(epoch=epoch + 1), False, None
         self._average(epoch)
+        self._measured.update(means)
         self._obey(control, "on_epoch_end")
+        self._save_if_best()
         if self.may_save() and time.monotonic() - self._saved_at > self.config.output.save_seconds:
             self.save(periodic=True)
         self.check_interruption()
@@ -316,7 +328,7 @@ class Fit:
         if control.evaluate_asked and moment != "on_eval_end":
             self.evaluate_planned()
         if control.save_asked and moment != "on_checkpoint" and self.may_save():
-            self.save()
+            self.save(wait=False)
 
     # -- saving
 
@@ -324,14 +336,20 @@ class Fit:
         """Whether checkpoints are wanted and there is a place for them."""
         return self.config.output.checkpoint and self.run.folder is not None
 
-    def save(self, path: str | os.PathLike[str] | None = None, *, periodic: bool = False) -> Path:
-        """Write a checkpoint, into the run's folder without a path; a periodic one may give way to a newer one."""
-        if path is None:
-            if self.run.folder is None:
-                raise ConfigError("output.record is off, so the run has no folder: give save() a path")
-            path = self.run.folder / CHECKPOINT
+    def save(self, *, periodic: bool = False, wait: bool = True) -> Path | None:
+        """Write a checkpoint into the run's folder. A periodic one is written in the background, or gives way to another."""
+        saver, self._saved_at = self._open_saver(), time.monotonic()
         self.drain()  # the epoch's sums so far are part of what is saved
-        self._saved_at = time.monotonic()
+        newest = {**(self.history[-1] if self.history else {}), **self._measured}
+        path = saver.save_fit(self, newest, explicit=not periodic)
+        if wait and not periodic:
+            saver.wait()
+        self._tell_written()
+        return path
+
+    def write(self, path: str | os.PathLike[str]) -> Path:
+        """Write a checkpoint to `path`."""
+        self.drain()
         started = time.time()
         written = write_checkpoint(path, self)
         self.span("checkpoint", started)
@@ -339,11 +357,54 @@ class Fit:
         return written
 
     def resume(self, path: str | os.PathLike[str]) -> None:
-        """Go on from a checkpoint, before anything was trained."""
+        """Go on from a checkpoint, before anything was trained; "auto" looks for the run that was not finished."""
         if self.opened:
             raise ConfigError("resume() comes before the first epoch and before anything is recorded")
-        self.resumed = read_checkpoint(Path(path), self)
-        self.resumed_at = self.step
+        found: Path | None = Path(path)
+        if str(path) == "auto":
+            found = find_run(self.config.output.folder, program_of(self.config), self.trainer.number, self.notes.append)
+        if found is not None:
+            file = locate(found, lambda line: self.notes.append(f"warning: {line}"))
+            self.resumed = read_checkpoint(file, self)
+            self.resumed_at = self.step
+
+    def _open_saver(self) -> Saver:
+        if self._saver is None:
+            output, folder = self.config.output, self.run.folder
+            if folder is None:
+                raise ConfigError("output.record is off, so the run has no folder: give save() a path")
+            self._saver = Saver(
+                folder / CHECKPOINTS,
+                keep_last=output.keep_last,
+                keep_best=output.keep_best,
+                keep_best_mode=output.keep_best_mode,
+            )
+            if self.resumed is not None:
+                self._saver.cut_after(self.resumed_at)
+        return self._saver
+
+    def _tell_written(self) -> None:
+        """Raise what went wrong in the background; record what was written there, and call the callbacks for it."""
+        if self._saver:
+            self._saver.check()
+            for written in self._saver.written():
+                if recorder := self.run.recorder:
+                    recorder.event(
+                        "checkpoint",
+                        start=written.started,
+                        seconds=written.seconds,
+                        step=written.step,
+                        path=str(written.path),
+                    )
+                self.tell("on_checkpoint", {}, written=written.path)
+
+    def _save_if_best(self) -> None:
+        """After an evaluation: a checkpoint if it is the best one so far."""
+        name = self.config.output.keep_best
+        if name is not None and name in self._measured and self.may_save():
+            saver = self._open_saver()
+            if saver.would_be_best(self._measured[name]):
+                self.save(periodic=True)
 
     def span(self, kind: str, started: float) -> None:
         """Something took from `started` (seconds since 1970) until now, and no step did."""
@@ -379,7 +440,12 @@ class Fit:
 
     def finish(self, state: Literal["finished", "stopped", "failed"], error: str | None = None) -> None:
         """End the run's output; what was saved in the background is complete then."""
-        self.run.finish(state, error)
+        saver, self._saver = self._saver, None
+        try:
+            if saver:
+                saver.close()
+        finally:
+            self.run.finish(state, error)
 
     def check_interruption(self) -> None:
         """End training if a signal has arrived."""

@@ -33,6 +33,7 @@ from flodl.train.fit import Fit
 from flodl.train.metrics import Weight
 from flodl.train.run import Run
 from flodl.train.saving import written_by
+from flodl.train.standard import standard_callbacks
 from flodl.train.update import Update, UpdateRule
 
 __all__ = ["Trainer"]
@@ -82,6 +83,8 @@ class Trainer:
         self._loader = None if dataset is None else self._load(dataset)
         self._update = Update(model, optimizer, training, self.device, scheduler)
         self._fit = Fit(self, self._loader, self._update, Callbacks(callbacks))
+        for callback in standard_callbacks(self):
+            self._fit.callbacks.add(callback)
         self.interruption = self._fit.interruption
         self._samples = 1  # of the batch under way
         self._weight: Weight = 1  # its weight in means and updates
@@ -103,7 +106,9 @@ class Trainer:
             self._hooks.append(model.register_forward_pre_hook(self._see_batch))
         if training.resume:
             self.resume(training.resume)
-        elif (resume := os.environ.get("FLODL_RESUME")) and written_by(Path(resume)) == self.number:
+        elif (resume := os.environ.get("FLODL_RESUME")) and (
+            resume == "auto" or written_by(Path(resume)) == self.number
+        ):
             self.resume(resume)
 
     # -- making one
@@ -364,11 +369,18 @@ class Trainer:
     # -- saving and the end
 
     def save(self, path: str | os.PathLike[str] | None = None) -> Path:
-        """Write all that the next step depends on; into the run's folder without a path."""
-        return self._fit.save(path)
+        """Write all that the next step depends on; into the run's folder without a path. It is on disk on return."""
+        if path is not None:
+            return self._fit.write(path)
+        written = self._fit.save()
+        assert written is not None, "only a periodic checkpoint gives way to another"
+        return written
 
     def resume(self, path: str | os.PathLike[str]) -> None:
-        """Go on from a checkpoint, or from the one in a run's folder; the latter also continues that run's record."""
+        """Go on from a checkpoint, or from the newest complete one in a run's folder; then that run's record goes on, too.
+
+        "auto": the newest run of this program, with these settings, that was not finished; a new one where there is none.
+        """
         self._fit.resume(path)
 
     def close(self) -> None:
