@@ -201,7 +201,7 @@ def test_the_run_store_holds_what_happened(capsys: pytest.CaptureFixture[str]) -
         timed = [e for e in view.events() if e.kind == "steps"]
         assert sum(len(e.data["data_us"]) for e in timed) == sum(len(e.data["compute_us"]) for e in timed) == 46
         assert [e.data["first"] for e in timed] == [1, *(1 + (e.step or 0) for e in timed[:-1])]
-        assert "Linear(in_features=64" in view.artifact("model")
+        assert "Linear(in_features=64" in view.artifact("model.txt")
 
 
 def test_carried_state_is_cut_between_steps() -> None:

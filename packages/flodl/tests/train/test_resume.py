@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -237,6 +238,9 @@ def test_epochs_save_so_that_a_killed_training_goes_on() -> None:
                 trainer.step(F.cross_entropy(trainer.model(x), y))
                 if epoch:
                     assert trainer.run.folder is not None
+                    until = time.monotonic() + 30  # it is written in the background
+                    while not list(trainer.run.folder.glob(f"checkpoints/*{23 * epoch}")) and time.monotonic() < until:
+                        time.sleep(0.01)
                     saved = fl.checkpoint.load(newest(trainer.run.folder))
                     assert saved.position == {"epoch": epoch, "sample": 0}
                     break

@@ -15,7 +15,7 @@ from torch import Tensor
 from flodl.data.batch import Batch, leaves, map_structure
 from flodl.errors import DataError
 
-__all__ = ["IGNORE_INDEX", "LABEL_NAMES", "Tensors"]
+__all__ = ["IGNORE_INDEX", "LABEL_NAMES", "Tensors", "labels_of"]
 
 IGNORE_INDEX = -100
 """The label that losses skip (`ignore_index` of torch's cross entropy)."""
@@ -52,7 +52,7 @@ class Tensors:
         self.classes = classes
         self.class_names = None if class_names is None else tuple(class_names)
         if classes is not None:
-            _check_labels(*_labels_of(self.structure), classes)
+            _check_labels(*labels_of(self.structure), classes)
 
     def __len__(self) -> int:
         return self._length
@@ -134,13 +134,14 @@ def _common_length(structure: Batch) -> int:
     return int(length)
 
 
-def _labels_of(structure: Batch) -> tuple[str, Tensor]:
+def labels_of(structure: Batch) -> tuple[str, Tensor]:
+    """Where the labels of samples or of a batch are, and they: a dict's by name, else the last tensor."""
     if isinstance(structure, Mapping):
         for name in LABEL_NAMES:
             if isinstance(structure.get(name), Tensor):
                 return f"[{name!r}]", structure[name]
         raise DataError(
-            f"classes= needs labels, one of {', '.join(LABEL_NAMES)}; the dict has {', '.join(map(repr, structure))}."
+            f"No labels: they are one of {', '.join(LABEL_NAMES)}; the dict has {', '.join(map(repr, structure))}."
         )
     return list(leaves(structure))[-1]
 

@@ -19,6 +19,7 @@ from flodl.errors import ConfigError, TrainingError
 from flodl.graph.state import StateCell
 from flodl.train.average import update_batch_norm
 from flodl.train.callbacks import Callbacks, Control, FitState, Moment
+from flodl.train.determinism import Deterministic
 from flodl.train.device import summary
 from flodl.train.evaluate import Planned, evaluate
 from flodl.train.ledger import Ledger
@@ -76,8 +77,10 @@ class Fit:
         """The random states before evaluations that a resumed training will do once more."""
         self._run: Run | None = None
         self._cells = [m for m in trainer.model.modules() if isinstance(m, StateCell)]
+        self._loader_note: str | None = None
         self.notes: list[str] = []
         """What is to be said when the run is opened."""
+        self._deterministic = Deterministic()
         self._saver: Saver | None = None
         self._evaluations: dict[str, float] = {}  # of the epoch under way
         self._measured: dict[str, float] = {}  # the newest of each
@@ -141,7 +144,7 @@ class Fit:
         self.total_epochs = total_epochs
         self.begun, self.stopping, self._reached = True, False, False
         self._began_at = time.monotonic()
-        self.update.enter()
+        self.enter()
         self.update.make_schedule(self.total_steps)
         self._watched = bool(
             training.max_steps is not None
@@ -157,6 +160,17 @@ class Fit:
         self.tell("on_fit_start", {})
         if self.evaluation_due:
             self.evaluate_planned()
+
+    def enter(self) -> None:
+        """Training begins: what it changes outside of itself is changed."""
+        self.update.enter()
+        if self.config.training.deterministic:
+            self._deterministic.enter()
+
+    def leave(self) -> None:
+        """Training is over, or has failed: that is as it was before."""
+        self._deterministic.leave()
+        self.update.leave()
 
     def reach(self, why: str) -> None:
         """Training is done: `epochs()` ends after this update, and the run is finished."""
@@ -227,6 +241,9 @@ class Fit:
         if training.max_time is not None and time.monotonic() - self._began_at > training.max_time:
             self.reach(f"max_time is {training.max_time:g} s")
         self._tell_written()
+        if self.loader and self.loader.note and self.loader.note != self._loader_note:
+            self._loader_note = self.loader.note
+            run.say(self._loader_note)
 
     # -- evaluations
 

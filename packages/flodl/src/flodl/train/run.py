@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
@@ -12,10 +13,13 @@ from typing import Literal
 from torch import nn
 
 from flodl.errors import StoreError
-from flodl.monitor import Recorder, Terminal
+from flodl.graph import Graph
+from flodl.monitor import Dashboard, Recorder, Terminal, serve
 from flodl.train.config import RunConfig
 
 __all__ = ["Run"]
+
+_MOST_DRAWN = 300  # modules; a picture of more is none
 
 
 class Run:
@@ -36,6 +40,8 @@ class Run:
         self.terminal = Terminal(total_epochs, quiet=output.quiet)
         self.recorder: Recorder | None = None
         self.folder: Path | None = None
+        self._dashboard: Dashboard | None = None
+        self._drawing: threading.Thread | None = None
         if output.record:
             self.recorder = Recorder(
                 Path(output.folder).resolve() if resumed is None else resumed.resolve().parent,
@@ -51,7 +57,12 @@ class Run:
             self.folder = self.recorder.folder
             if resumed is not None:
                 self.recorder.cut_after(step)
-            self.recorder.artifact("model", str(model))
+            self.recorder.artifact("model.txt", str(model))
+            if isinstance(model, Graph) and sum(1 for _ in model.modules()) <= _MOST_DRAWN:
+                self._drawing = threading.Thread(target=self._draw, args=(model, self.recorder), name="flodl drawing")
+                self._drawing.start()
+            if output.serve is not None:
+                self._dashboard = serve(output.serve, folder=self.folder.parent)
 
     def points(self, points: list[tuple[int, str, float]], epoch: int) -> None:
         """Metrics of single steps: (step, name, value)."""
@@ -91,8 +102,19 @@ class Run:
     def finish(self, state: Literal["finished", "stopped", "failed"], error: str | None = None) -> None:
         """End the run: everything committed, no thread left."""
         self.terminal.close()
+        if self._drawing:
+            self._drawing.join()
         if self.recorder:
             try:
                 self.recorder.finish(state, error)
             except StoreError as problem:  # of the record only: what was trained is not lost for it
                 self.terminal.note(f"warning: the record of this run is not complete: {problem}")
+
+    def close(self) -> None:
+        """No longer serve the dashboard. Without this it is there until the program ends."""
+        if self._dashboard:
+            self._dashboard.close()
+
+    def _draw(self, model: Graph, recorder: Recorder) -> None:
+        """The picture of a flow, which takes half a second that training need not wait for."""
+        recorder.artifact("model.svg", model.svg())

@@ -79,6 +79,8 @@ def training_state(fit: Fit) -> dict[str, Any]:
         "ledger": fit.ledger.state(),
         "callbacks": fit.callbacks.state(),
     }
+    if fit.loader and (place := fit.loader.state_dict()):
+        state["loader"] = place
     if update.batches:
         state["window"] = {"batches": update.batches, "weight": float(update.weight), "sums": update.sums()}
     if update.scheduler:
@@ -101,6 +103,8 @@ def put_state(fit: Fit, state: Mapping[str, Any]) -> None:
     fit.unknown_callbacks = fit.callbacks.load(state["callbacks"])
     if window := state.get("window"):
         update.load_sums(window["batches"], window["weight"], window["sums"])
+    if fit.loader and "loader" in state:
+        fit.loader.load_state_dict(state["loader"])
     if "scheduler" in state:
         update.load_schedule(state["scheduler"])
     for name, part in (("scaler", update.scaler), ("ema", update.rule.ema), ("swa", update.swa)):
@@ -111,8 +115,7 @@ def put_state(fit: Fit, state: Mapping[str, Any]) -> None:
 
 def _data(fit: Fit) -> dict[str, Any]:
     """What the order of the data depends on."""
-    training = fit.config.training
-    return {"seed": training.seed, "shuffle": training.shuffle, "samples": fit.loader.samples if fit.loader else 0}
+    return fit.loader.identity() if fit.loader else {"seed": fit.config.training.seed}
 
 
 def _check_data(file: Path, data: Mapping[str, Any]) -> None:

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from flodl.data import Loader, Position
-from flodl.data.tensors import _labels_of as labels_of
+from flodl.data.tensors import IGNORE_INDEX, labels_of
 from flodl.errors import ConfigError, DataError, TrainingError
 from flodl.graph.builder import FlowBuilder
 from flodl.train.builder import TrainerBuilder
@@ -244,7 +244,7 @@ class Trainer:
                     fit.save_if_wanted()
                 raise
             finally:
-                self._update.leave()
+                fit.leave()
             fit.save_and_finish("stopped" if fit.stopped else "finished")
 
     def batches(self) -> Iterator[Any]:
@@ -388,11 +388,15 @@ class Trainer:
         self._unhook()
         if self._whole:
             self._whole.close()
-        self._update.leave()
+        fit = self._fit
+        fit.leave()
+        if self._loader:
+            self._loader.close()
         atexit.unregister(self.end_with_the_program)
-        if self._fit.opened:
-            self._fit.drain(at_once=True)
-            self._fit.finish("stopped" if self._left_early else "finished")
+        if fit.opened:
+            fit.drain(at_once=True)
+            fit.finish("stopped" if self._left_early else "finished")
+            fit.run.close()
 
     def __enter__(self) -> Trainer:
         return self
@@ -511,4 +515,4 @@ class Trainer:
 
 def _valid_tokens(batch: Any) -> Tensor:
     """How many labels of the batch are none to ignore."""
-    return (labels_of(batch)[1] != -100).sum()
+    return (labels_of(batch)[1] != IGNORE_INDEX).sum()
