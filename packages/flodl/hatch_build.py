@@ -77,7 +77,7 @@ def build(*, only_if_older: bool = False, check: bool = False) -> None:
 
 
 def _is_older() -> bool:
-    if not (STATIC / "report.html").is_file():
+    if not (STATIC / "report.html").is_file() or not (WEB / "node_modules").is_dir():
         return True
     sources = [file for name in SOURCES for file in ([WEB / name, *(WEB / name).rglob("*")])]
     return (STATIC / "report.html").stat().st_mtime < max(file.stat().st_mtime for file in sources)

@@ -45,6 +45,8 @@ export class ApiError extends Error {
 
 const TOKEN_KEY = "flodl-token";
 export const EVENTS_LOADED = 5000;
+/** Told by the timeline, and too many for a list. */
+export const TIMELINE_KINDS = ["steps", "sync", "wait"];
 
 /** The token of the URL that the user opened; taken out of the address bar at once. */
 function tokenOfUrl(): string | null {
@@ -97,7 +99,8 @@ export class ServerApi implements Api {
   }
 
   async events(id: string): Promise<{ events: EventRow[]; more: boolean }> {
-    return this.get(`runs/${encodeURIComponent(id)}/events?without=steps&tail=1&limit=${EVENTS_LOADED}`);
+    const without = new URLSearchParams(TIMELINE_KINDS.map((kind) => ["without", kind]));
+    return this.get(`runs/${encodeURIComponent(id)}/events?${without}&tail=1&limit=${EVENTS_LOADED}`);
   }
 
   timeline(id: string, width: number, from?: number, to?: number): Promise<TimelineData> {
@@ -189,7 +192,7 @@ export class ReportApi implements Api {
   }
 
   async events(id: string): Promise<{ events: EventRow[]; more: boolean }> {
-    return { events: this.of(id).events.events, more: false };
+    return { events: this.of(id).events.events.filter((event) => !TIMELINE_KINDS.includes(event.kind)), more: false };
   }
 
   async timeline(id: string, _width: number, from?: number, to?: number): Promise<TimelineData> {

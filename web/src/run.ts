@@ -1,5 +1,5 @@
 // One run as the page knows it: loaded once, then kept up to date by the stream.
-import { type Api, EVENTS_LOADED } from "./api";
+import { type Api, EVENTS_LOADED, TIMELINE_KINDS } from "./api";
 import { lowerIsBetter, toNumber } from "./format";
 import type { EpochRow, EventRow, InfoMessage, Point, ResourceRow, RowsMessage, RunDetail, RunRow, SeriesMeta } from "./types";
 
@@ -77,7 +77,7 @@ export class Run {
     for (const point of points) this.count(point);
     const cut = events.filter((event) => event.kind === "cut").at(-1);
     this.epochs.push(...epochs);
-    this.events.push(...events.filter((event) => event.kind !== "steps"));
+    this.events.push(...events.filter((event) => !TIMELINE_KINDS.includes(event.kind)));
     if (cut !== undefined) this.cut(cut);
     if (rows.artifacts.length > 0 && this.detail !== null) {
       this.detail.artifacts = [...new Set([...this.detail.artifacts, ...rows.artifacts])];

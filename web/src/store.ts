@@ -139,9 +139,11 @@ export class Store {
       if (id !== null && !this.loaded.has(id)) {
         const run = new Run(id);
         this.loaded.set(id, run);
-        void this.load(run);
+        run.problem = this.runs?.find((row) => row.id === id)?.problem ?? null;
+        if (run.problem === null) void this.load(run);
       }
     const ready = this.shown.filter((run) => run.detail !== null);
+    if (ready.length === 0 && this.shown.some((run) => run.problem === null)) return; // they are being loaded
     const token = this.api instanceof ServerApi ? this.api.token : null;
     this.stream?.follow(new Map(ready.map((run) => [run.id, run.seen])), token);
   }
@@ -180,10 +182,12 @@ export class Store {
     const before = this.status.state;
     this.status = status;
     if (status.state === "lost" && before !== "lost") this.announcement = "Connection to the server lost";
-    if (status.state === "open" && before !== "open" && this.announcement.startsWith("Connection")) {
-      this.announcement = "Connected again";
-      if (this.api instanceof ServerApi) void this.api.open().then(() => this.follow(), () => undefined); // a new server: a new token
-      this.refreshRuns();
+    if (status.state === "open" && before !== "open") {
+      this.refreshRuns(); // what began since the list was asked for
+      if (this.announcement.startsWith("Connection")) {
+        this.announcement = "Connected again";
+        if (this.api instanceof ServerApi) void this.api.open().catch(() => undefined); // a new server: a new token
+      }
     }
     this.changed(true);
   }
@@ -196,6 +200,12 @@ export class Store {
         (runs) => {
           const before = this.runs?.length ?? 0;
           this.runs = runs;
+          for (const row of runs) {
+            const run = this.loaded.get(row.id);
+            if (run === undefined || run.detail !== null || run.problem === row.problem) continue;
+            run.problem = row.problem;
+            if (row.problem === null) void this.load(run); // it can be read now
+          }
           // Somebody who waits for the first run, or watches the newest one, is shown the new one.
           if (this.selected === null || (runs.length > before && !this.chosenByHand && parseRoute(location.hash).run === null))
             this.followRoute();

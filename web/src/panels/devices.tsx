@@ -23,7 +23,11 @@ export function Devices({ store, run }: { store: Store; run: Run }) {
     let gone = false;
     const load = () =>
       store.api.timeline(run.id, COLUMNS * 2).then(
-        (found) => gone || (setData(found), setError(null)),
+        (found) => {
+          if (gone) return;
+          setData({ ...found, to: lastEnd(found) });
+          setError(null);
+        },
         (failure: unknown) => gone || setError(failure instanceof Error ? failure.message : String(failure)),
       );
     void load();
@@ -141,6 +145,12 @@ function DeviceStats({ rank, data, share }: { rank: TimelineData["ranks"][number
       </dl>
     </section>
   );
+}
+
+/** Where the last span ends: after it nothing is known, which is not idleness. */
+function lastEnd(data: TimelineData): number {
+  const ends = data.ranks.flatMap((rank) => rank.lanes.map((lane) => lane.spans.at(-1))).map((span) => (span === undefined ? 0 : span[0] + span[1]));
+  return Math.max(data.from + 0.001, ...ends);
 }
 
 function columnCount(data: TimelineData): number {

@@ -7,11 +7,10 @@ import { Long } from "./config";
 import { Empty, Time } from "./parts";
 
 const MOST = 200;
-const LANES = new Set(["sync", "wait", "checkpoint", "evaluation"]);
 
 export function Log({ run }: { run: Run }) {
   const [filter, setFilter] = useState("");
-  const [off, setOff] = useState<ReadonlySet<string>>(new Set(["sync", "wait"]));
+  const [off, setOff] = useState<ReadonlySet<string>>(new Set());
   const [most, setMost] = useState(MOST);
   const counts = new Map<string, number>();
   for (const event of run.events) counts.set(event.kind, (counts.get(event.kind) ?? 0) + 1);
@@ -84,7 +83,7 @@ function severity(kind: string): string {
 function textOf(event: EventRow): string {
   const { text, ...rest } = event.data;
   const parts = [];
-  if (event.seconds !== null && LANES.has(event.kind)) parts.push(formatDuration(event.seconds));
+  if (event.seconds !== null) parts.push(formatDuration(event.seconds));
   if (typeof text === "string") parts.push(text);
   const others = Object.entries(rest).map(([key, value]) => `${key.replaceAll("_", " ")} ${formatAny(value)}`);
   return [...parts, ...others].join(" · ");

@@ -32,7 +32,7 @@ export function RunList({ store, onChosen }: { store: Store; onChosen: () => voi
           <Entry key={row.id} row={row} store={store} colour={store.overlaid.length > 0 ? colours.get(row.id) : undefined} onChosen={onChosen} />
         ))}
       </ul>
-      {found.length === 0 && <p class="quiet">No run has this in its name.</p>}
+      {found.length === 0 && wanted !== "" && <p class="quiet">No run has this in its name.</p>}
       {found.length > shown.length && <button type="button" class="more" onClick={() => setAll(true)}>Show all {found.length} runs</button>}
     </nav>
   );

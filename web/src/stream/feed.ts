@@ -11,6 +11,8 @@ export class Feed {
   /** run -> the id up to which its rows are known */
   private readonly position = new Map<string, number>();
   private token: string | null = null;
+  /** The server's own note of where the stream is; void when other runs are wanted. */
+  private lastEventId = "";
   private connection: AbortController | null = null;
   private retry: ReturnType<typeof setTimeout> | undefined;
   private failures = 0;
@@ -33,7 +35,9 @@ export class Feed {
     }
     for (const run of this.position.keys()) if (!runs.has(run)) this.position.delete(run);
     this.token = token;
-    if (restart) this.connect();
+    if (!restart) return;
+    this.lastEventId = "";
+    this.connect();
   }
 
   /** Tries at once instead of waiting for the next attempt. */
@@ -76,6 +80,7 @@ export class Feed {
       const runs = [...this.position].map(([run, after]) => `run=${encodeURIComponent(run)}:${after}`);
       const headers: Record<string, string> = { Accept: "text/event-stream" };
       if (this.token !== null) headers["X-Flodl-Token"] = this.token;
+      if (this.lastEventId !== "") headers["Last-Event-ID"] = this.lastEventId;
       const answer = await fetch(`${this.url}?${runs.join("&")}`, { headers, cache: "no-store", signal: cut.signal });
       if (!answer.ok || answer.body === null) return false;
       this.failures = 0;
@@ -87,12 +92,13 @@ export class Feed {
         const { done, value } = await reader.read();
         if (done || connection.signal.aborted) return polite;
         alive();
-        for (const { event, data } of parser.push(text.decode(value, { stream: true }))) {
+        for (const { id, event, data } of parser.push(text.decode(value, { stream: true }))) {
           const message = { event, data: JSON.parse(data) as unknown } as StreamMessage;
           if (message.event === "bye") polite = true;
           if (message.event === "rows") this.advance(message.data);
           if (message.event === "reset") this.position.set(message.data.run, 0);
           this.onMessage(message);
+          this.lastEventId = id;
         }
       }
     } catch {
