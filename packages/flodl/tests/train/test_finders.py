@@ -258,6 +258,47 @@ def test_a_trainer_is_tried_without_counting_a_step() -> None:
     assert same(trained(True), trained(False))
 
 
+class Sentences(torch.utils.data.Dataset[Tensor]):
+    """Sample by sample, of lengths from 1 to 10."""
+
+    def __init__(self) -> None:
+        self.lengths = [1 + i * 7 % 10 for i in range(40)]
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, i: int) -> Tensor:
+        return torch.full((self.lengths[i], 1), float(i))
+
+
+def test_batches_that_are_fetched_ahead_come_as_if_nothing_had_been_tried() -> None:
+    def seen(tried: bool) -> tuple[list[float], list[int]]:
+        model, found, longest = nn.Linear(1, 1), [], []
+
+        def train_fn(model: nn.Module, batch: Tensor) -> Tensor:
+            longest.append(batch.shape[1])
+            return model(batch).mean()  # type: ignore[no-any-return]
+
+        loader = torch.utils.data.DataLoader(Sentences(), batch_size=4, collate_fn=fl.data.pad_collate())
+        trainer = fl.Trainer.setup(
+            model, SGD(model.parameters(), lr=0.0), loader, prefetch=2, record=False, quiet=True, group_by_length=True
+        )
+        with trainer:
+            for _ in trainer.epochs(2):
+                for n, batch in enumerate(trainer.batches()):
+                    if tried and n == 4:
+                        find_learning_rate(trainer, train_fn, steps=12)
+                        longest.clear()
+                        find_batch_size(trainer, train_fn, largest=4)
+                    found.append(batch.sum().item())
+                    trainer.step(model(batch).mean())
+        return found, longest
+
+    found, longest = seen(True)
+    assert found == seen(False)[0]
+    assert set(longest) == {10}
+
+
 @pytest.mark.parametrize("limit", [1, 2, 3, 37, 64, 100])
 @pytest.mark.parametrize("error", [MemoryError("full"), torch.OutOfMemoryError("CUDA out of memory")])
 def test_the_largest_size_is_found_by_doubling_and_halving(limit: int, error: Exception) -> None:
@@ -319,12 +360,20 @@ def test_memory_is_also_seen_where_the_system_does_not_count_it() -> None:
 def test_wrong_calls_are_told() -> None:
     model = nn.Linear(2, 1)
     optimizer = SGD(model.parameters(), lr=0.1)
+
+    class Stream(torch.utils.data.IterableDataset[Tensor]):
+        def __iter__(self) -> Any:
+            return iter(torch.zeros(4, 2))
+
+    streamed = fl.Trainer.setup(model, optimizer, Stream(), record=False, quiet=True)
     for call, message in [
         (lambda: find_learning_rate(model, train_fn), "a model needs its optimizer here"),
         (lambda: find_learning_rate(model, train_fn, optimizer=optimizer), "needs batches: give batches=..."),
         (lambda: find_learning_rate(model, train_fn, optimizer=optimizer, batches=[], lowest=2, highest=1), "0 < lowest"),
         (lambda: find_learning_rate(model, train_fn, optimizer=optimizer, batches=[]), "there is no batch to train on"),
         (lambda: find_learning_rate(model, lambda m, b: None, optimizer=optimizer, batches=[1]), "the loss is NoneType"),
+        (lambda: find_learning_rate(streamed, train_fn), "a trainer whose dataset has an index"),
+        (lambda: find_batch_size(streamed, train_fn), "is a"),
         (lambda: find_batch_size(model, train_fn, optimizer=optimizer), "needs a dataset"),
         (lambda: find_batch_size(model, train_fn, optimizer=optimizer, dataset=torch.ones(3, 2), smallest=4), "smallest <= 3"),
     ]:  # fmt: skip

@@ -128,6 +128,19 @@ def test_a_metric_may_come_later_and_have_any_name_and_value(tmp_path: Path) -> 
     assert len(rows(tmp_path / "x.csv")) == len(found)
 
 
+def test_an_evaluation_before_or_after_training_is_logged_too(tmp_path: Path) -> None:
+    logger = loggers.CSV(tmp_path / "x.csv")
+    logger.on_eval_end(moment(0, test_loss=9.0), CONTROL)
+    drive(logger, range(1, 4))
+    logger.on_eval_end(moment(3, final_loss=8.0), CONTROL)
+    found = rows(tmp_path / "x.csv")
+    assert set(found) == expected(3) | {("test_loss", 9.0, 0), ("final_loss", 8.0, 3)}
+    assert len(found) == len(set(found))
+    logger.on_step_end(moment(4, 1, 0.25, loss=0.25), CONTROL)  # a loop that was not said to begin
+    logger.on_fit_end(moment(4), CONTROL)
+    assert ("loss", 0.25, 4) in rows(tmp_path / "x.csv")
+
+
 def test_a_file_of_another_training_is_not_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
     drive(loggers.CSV(path), [1])
@@ -313,6 +326,11 @@ def test_wandb_has_every_point(tmp_path: Path) -> None:
             found |= {(k, v, items["_step"]) for k, v in items.items() if k[0] != "_" and k != "epoch"}
     assert found == expected(7), found ^ expected(7)
     assert config == {"training.batch_size": 64, "training.name": "a, b", "seed": 3}, config
+    resumed = loggers.WandB(project="digits", mode="offline", settings=wandb.Settings(silent=True))
+    resumed.load_state_dict(logger.state_dict())
+    path.parent.rename("first")  # the folders of two sessions within a second have one name
+    drive(resumed, range(5, 8), start=4)
+    assert [p.name for p in Path("wandb").glob("offline-run-*/*.wandb")] == [path.name]
     print("whole")
     """
     assert in_a_process(body, tmp_path).split() == ["whole"]

@@ -180,6 +180,36 @@ def test_a_plateau_survives_a_resume(stop: int) -> None:
     assert whole.param_groups[0]["lr"] == halves.param_groups[0]["lr"]
 
 
+@pytest.mark.parametrize("stop", [4, 6, 8])
+@pytest.mark.parametrize("scheduler", [None, "cosine"])
+def test_a_trainer_that_is_resumed_has_the_rates_of_one_that_is_not(scheduler: str | None, stop: int) -> None:
+    def train(folder: str, end: int | None, resume: str | None = None) -> tuple[dict[int, float], str]:
+        model = nn.Linear(2, 1)
+        nn.init.zeros_(model.weight), nn.init.zeros_(model.bias)
+        optimizer = SGD(model.parameters(), lr=0.5)
+        plateau = Plateau("test_flat", patience=2)
+        data = (torch.ones(8, 2), torch.ones(8, 1))
+        settings = {"batch_size": 4, "quiet": True, "folder": folder, "resume": resume, "scheduler": scheduler}
+        rates = {}
+        with fl.Trainer.setup(model, optimizer, data, callbacks=[plateau], **settings) as trainer:
+            for _ in trainer.epochs(6):
+                for x, y in trainer.batches():
+                    rates[trainer.global_step] = optimizer.param_groups[0]["lr"]
+                    trainer.step(nn.functional.mse_loss(model(x), y))
+                trainer.evaluate(data, lambda m, b: {"flat": 1.0})
+                if trainer.global_step == end:
+                    trainer.stop()
+            # the last evaluation is after the end of the cosine, where the rate is 0
+            assert plateau.reductions == ((2 if scheduler else 3) if end is None else end // 4)
+            return rates, str(trainer.run.folder)
+
+    whole, _ = train("whole", None)
+    first, place = train("halves", stop)
+    second, _ = train("halves", None, place)
+    assert {**first, **second} == whole
+    assert len(whole) == 12
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [

@@ -69,7 +69,7 @@ def find_batch_size(
 
     subject: a trainer, or a model with its `optimizer` and `dataset` (what `fl.data.as_dataset` takes). train_fn: as for
     `find_learning_rate`. largest: at most the size of the dataset, which it is without it. steps: how many updates of each
-    size are timed, after one that is not.
+    size are timed, after one that is not. Where a trainer groups samples by length, the longest are taken.
 
     A size does not fit when memory runs out (CUDA's error or Python's), or when a step takes more than `memory` bytes beyond
     what was in use: on a CPU, without it, four fifths of what is available, since a system out of memory kills the process.
@@ -79,10 +79,11 @@ def find_batch_size(
     Raises `TrainingError` when not even `smallest` fits.
     """
     setup = Setup.of(subject, optimizer)
+    lengths = None
     if dataset is None:
         if not isinstance(subject, Trainer) or subject._loader is None:
             raise ConfigError("find_batch_size needs a dataset: give it one, or a trainer that has one")
-        dataset = subject._loader.dataset
+        dataset, lengths = subject._loader.dataset, subject._loader._lengths
     data = as_dataset(dataset)
     most = min(largest or len(data), len(data))
     if not 1 <= smallest <= most or steps < 1:
@@ -91,7 +92,7 @@ def find_batch_size(
         )
     if memory is None and setup.device.type == "cpu":
         memory = int(_SHARE_OF_MEMORY * psutil.virtual_memory().available)
-    order = epoch_order(len(data), 0, 0)
+    order = epoch_order(len(data), 0, 0) if lengths is None else lengths.argsort(descending=True)
     trials: list[Trial] = []
     with untouched(setup.model, setup.optimizer) as before:
         base = _in_use(setup.device)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from flodl.checkpoint.atomic import write_atomically
+from flodl.data import Loader
 from flodl.errors import ConfigError, DataError
 from flodl.train.compiled import TrainFn
 from flodl.train.curve import curve_svg
@@ -121,9 +122,23 @@ def _learning_rates(rates: list[float], losses: list[float], width: int, diverge
 
 
 def _trainers_batches(subject: Trainer | nn.Module) -> Iterator[Any]:
-    loader = subject._loader if isinstance(subject, Trainer) else None
-    if loader is None:
-        raise ConfigError("find_learning_rate needs batches: give batches=..., or a trainer that has a dataset")
+    """In a loader of their own: the trainer's may be in the middle of an epoch, with processes that work for it."""
+    given = subject._loader if isinstance(subject, Trainer) else None
+    if given is None or given.samples is None:
+        raise ConfigError(
+            "find_learning_rate needs batches: give batches=..., or a trainer whose dataset has an index (an iterable "
+            "would not be where it was)"
+        )
+    loader = Loader(
+        given.dataset,
+        given.batch_size,
+        seed=given.seed,
+        shuffle=given.shuffle,
+        drop_last=given.drop_last,
+        device=given.device,
+        workers=0,
+        prefetch=0,
+    )
     for epoch in itertools.count():
         yield from loader.epoch(epoch)
 

@@ -79,6 +79,8 @@ class Logger(Callback, ABC):
         atexit.register(self._end, True)
 
     def on_step_end(self, state: FitState, control: Control) -> None:
+        if not self._is_open:
+            self.on_fit_start(state, control)
         if state.step % self.every:
             return
         self._epoch = state.epoch
@@ -117,10 +119,18 @@ class Logger(Callback, ABC):
             self.write(points)
 
     def _write(self, state: FitState, metrics: Mapping[str, Any]) -> None:
-        self._write_steps()
         now = time.time()
-        if metrics:
-            self.write([Point(name, float(value), state.step, state.epoch, now) for name, value in metrics.items()])
+        points = [Point(name, float(value), state.step, state.epoch, now) for name, value in metrics.items()]
+        if self._is_open:
+            self._write_steps()
+            if points:
+                self.write(points)
+        elif points:  # an evaluation before or after training
+            self.open(state.folder, state.step)
+            try:
+                self.write(points)
+            finally:
+                self.close(True)
 
     def _end(self, ok: bool) -> None:
         if self._is_open:

@@ -169,7 +169,7 @@ def _lower(group: dict[str, Any], factor: float, least: float) -> bool:
     """One group's rate, in place where it is a tensor; the rate that its schedule begins with by the same factor."""
     rate = float(group["lr"])
     lowered = max(rate * factor, min(rate, least))
-    if lowered > rate * (1 - 1e-6):  # at its least already, up to the rounding of a float32 tensor
+    if lowered >= rate * (1 - 1e-6):  # at its least already, up to the rounding of a float32 tensor, or 0
         return False
     for key in ("lr", "initial_lr"):
         if isinstance(value := group.get(key), Tensor):
