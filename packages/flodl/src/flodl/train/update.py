@@ -212,6 +212,7 @@ class Update:
         """Make the schedule that was given by name, now that the number of steps is known."""
         training = self._training
         if training.scheduler and self.scheduler is None:
+            rates = [float(group["lr"]) for group in self._optimizer.param_groups]
             self.scheduler = make_schedule(
                 training.scheduler,
                 self._optimizer,
@@ -221,6 +222,12 @@ class Update:
             )
             if self._schedule_state is not None:
                 self.load_schedule(self._schedule_state)
+                # making the schedule has set the first rates; those of the optimizer may be lower than the schedule's
+                for group, rate in zip(self._optimizer.param_groups, rates, strict=True):
+                    if isinstance(group["lr"], Tensor):
+                        group["lr"].fill_(rate)
+                    else:
+                        group["lr"] = rate
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -252,8 +259,6 @@ class Update:
             self._schedule_state = state
             return
         self.scheduler.load_state_dict(state)
-        for group, rate in zip(self._optimizer.param_groups, self.scheduler.get_last_lr(), strict=True):
-            group["lr"] = rate  # making the schedule has set the first one
 
     def _parameters(self) -> list[Tensor]:
         return [p for group in self._optimizer.param_groups for p in group["params"]]
