@@ -25,6 +25,7 @@ class Server:
         self.requests: list[tuple[str, str | None]] = []  # path and Range
         self.go_on = threading.Event()  # ends what is slow
         self.marks = True  # ETag
+        self.password = ""  # of HTTP's basic authentication
         self.http = ThreadingHTTPServer(("127.0.0.1", 0), self.handler())
         self.thread = threading.Thread(target=self.http.serve_forever, kwargs={"poll_interval": 0.01})
         self.thread.start()
@@ -50,7 +51,9 @@ class Server:
                 server.requests.append((self.path, self.headers.get("Range")))
                 faults = server.faults.get(self.path, [])
                 fault = faults.pop(0) if faults else ""
-                if fault.isdigit():
+                if server.password not in self.headers.get("Authorization", ""):
+                    self.answer(401, b"<html>who are you?</html>")
+                elif fault.isdigit():
                     self.answer(int(fault), b"<html>no, and this text is no archive</html>")
                 elif fault.startswith("redirect "):
                     self.send_response(302)
@@ -98,6 +101,8 @@ class Server:
 
             def answer(self, status: int, body: bytes) -> None:
                 self.send_response(status)
+                if status == 401:
+                    self.send_header("WWW-Authenticate", "Basic")
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)

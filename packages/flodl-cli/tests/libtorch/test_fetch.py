@@ -24,7 +24,7 @@ class Told:
         self.lines: list[str] = []
         self.done = 0
 
-    def start(self, done: int, total: int | None) -> None:
+    def start(self, what: str, done: int, total: int | None) -> None:
         self.starts.append((done, total))
         self.done = done
 

@@ -59,7 +59,7 @@ def test_cuda() -> None:
         cuda_tag("2.13.0", "12.8")
     with pytest.raises(CliError, match="a release is written like"):
         check_version("2.13")
-    assert (tch_for("2.13.0+cpu"), tch_for("2.1.2"), tch_for("1.0.0")) == ("0.26", "0.14", None)
+    assert (tch_for("2.13.0+cpu"), tch_for("2.1.2"), tch_for("1.0.0")) == (("0.26", "2.13.0"), ("0.14", "2.1.0"), None)
 
 
 @pytest.mark.parametrize(

@@ -187,8 +187,8 @@ def test_the_shell_of_the_user(libtorch: Any, fdl: Any, put: Callable[..., Path]
     ("version", "said"),
     [
         ("2.13.0+cpu", 'tch = "0.26"'),
-        ("2.7.1", 'tch = "0.20"'),
-        ("2.99.0", "none is known for 2.99.0; the newest is 0.26 for 2.13"),
+        ("2.7.1", 'tch = "0.20" is for 2.7.0: get that, or set'),
+        ("2.99.0", "none is known for 2.99.0; the newest, 0.26, is for 2.13.0"),
     ],
 )
 def test_info_names_the_tch_that_fits(libtorch: Any, put: Callable[..., Path], version: str, said: str) -> None:
@@ -231,7 +231,8 @@ def test_link(libtorch: Any, environment: Callable[[str], Path], flodl_home: Pat
     assert "# linked/cpu: libtorch 2.12.1+cpu linked, active" in done.out
     assert "was linked before" in libtorch("link", "--python", str(python)).out
     found = json.loads(libtorch("info", "--json").out)
-    assert (found["prefix"], found["source"], found["tch"]) == (str(tmp_path / "env" / "torch"), "link", "0.25")
+    assert (found["prefix"], found["source"]) == (str(tmp_path / "env" / "torch"), "link")
+    assert found["tch"] == {"version": "0.25", "torch": "2.12.0", "fits": False}
     assert [p.name for p in (flodl_home / "libtorch" / "linked" / "cpu").iterdir()] == [".arch"]  # no copy
 
     environment("2.13.0+cpu")  # the environment got another torch

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from flodl_cli.libtorch.errors import ArchiveError, LibtorchError, MachineError
+from flodl_cli.libtorch.progress import progress
 from flodl_cli.libtorch.unpack import unpack
 
 Zipped = Callable[..., bytes]
@@ -32,7 +33,8 @@ def put(tmp_path: Path) -> Callable[..., Path]:
         archive.write_bytes(content)
         folder = tmp_path / "in" / "out"
         folder.mkdir(exist_ok=True)
-        unpack(archive, folder, lambda name: name)
+        with progress("a.zip", quiet=True) as silent:
+            unpack(archive, folder, lambda name: name, silent)
         return folder
 
     return call

@@ -96,7 +96,7 @@ def download(
     if source != "zip" and (url or sha256):
         raise CliError("--url and --sha256 are for --source zip; for wheels pip's configuration says where they lie")
     release, tag = _chosen(cpu, cuda, version and check_version(version))
-    wanted, store = Wanted(release, tag, source, sha256, url), _store(path)
+    wanted, store = Wanted(release, tag, source, sha256 and sha256.lower(), url), _store(path)
     if dry_run or call.options.dry_run:
         items = planned(wanted)
         if as_json:
@@ -104,7 +104,7 @@ def download(
             return
         for item in items:
             print(f"download {shown_url(item.url)}" + (f"\n  sha256 {item.sha256}" if item.sha256 else ""))
-        print(f"into {store.root / 'precompiled' / tag}")
+        print(f"into {store.root / 'precompiled'}")
         return
     with _stopped_by_signals():
         variant, there = install(
@@ -200,16 +200,16 @@ def info(name: str | None, path: Path | None, as_json: bool) -> None:
     """Show what a libtorch is (the active one without NAME), what fits it, and what it lacks."""
     from flodl_cli.help import table
     from flodl_cli.libtorch.binaries import missing_libraries
-    from flodl_cli.libtorch.releases import TCH, tch_for
+    from flodl_cli.libtorch.releases import tch_for
 
     store = _store(path)
     variant = _named(store, name)
     arch, tch = variant.arch, tch_for(variant.arch.version)
     missing = [] if variant.gone else missing_libraries(variant.lib)
     if as_json:
-        _print_json({**_data(variant, store), "tch": tch, "missing": [m._asdict() for m in missing]})
+        told = tch and {**tch._asdict(), "fits": tch.fits(arch.version)}
+        _print_json({**_data(variant, store), "tch": told, "missing": [m._asdict() for m in missing]})
         return
-    newest = list(TCH)[-1]
     rows = [
         ("version", arch.version),
         ("CUDA", arch.cuda or "none"),
@@ -218,15 +218,23 @@ def info(name: str | None, path: Path | None, as_json: bool) -> None:
         ("source", arch.source),
         ("sha256", arch.sha256 or "-"),
         ("folder", str(variant.prefix) + (" (gone)" if variant.gone else "")),
-        (
-            "tch-rs",
-            f'tch = "{tch}"' if tch else f"none is known for {arch.release}; the newest is {TCH[newest]} for {newest}",
-        ),
+        ("tch-rs", _tch_text(arch.version)),
         ("missing", "; ".join(f"{m.name} (needed by {m.needed_by}: {m.remedy})" for m in missing) or "nothing"),
     ]
     current = store.active()
     print(f"{variant.name}{' (active)' if current == variant else ''}")
     print("\n".join(table(rows)))
+
+
+def _tch_text(version: str) -> str:
+    from flodl_cli.libtorch.releases import TCH, tch_for
+
+    found = tch_for(version)
+    if found is None:
+        return f"none is known for {version}; the newest, {TCH[-1].version}, is for {TCH[-1].torch}"
+    if found.fits(version):
+        return f'tch = "{found.version}"'
+    return f'tch = "{found.version}" is for {found.torch}: get that, or set LIBTORCH_BYPASS_VERSION_CHECK=1'
 
 
 def _named(store: Store, name: str | None) -> Installed:

@@ -195,7 +195,7 @@ class _Part:
             self._check_space(total, have)
             mark = None if mark and mark.startswith("W/") else mark  # a weak mark does not promise the same bytes
             self.about.write_text(json.dumps({"mark": mark, "total": total}), encoding="utf-8")
-            progress.start(have, total)
+            progress.start("downloading", have, total)
             with self.path.open("r+b" if have else "wb") as file:
                 file.seek(have)
                 file.truncate()
@@ -216,7 +216,7 @@ class _Part:
 
     def finished(self, sha256: str | None) -> tuple[Path, str]:
         found = sha256_of(self.path)
-        if sha256 is not None and found != sha256.lower():
+        if sha256 is not None and found != sha256:
             self.drop()
             raise HashError(f"{self.path.name.partition('-')[2]} has the SHA-256 {found}, expected {sha256}: removed")
         return self.path, found

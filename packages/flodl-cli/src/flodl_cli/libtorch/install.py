@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -45,10 +46,9 @@ def planned(wanted: Wanted) -> list[Download]:
 
 def already(store: Store, wanted: Wanted) -> Installed | None:
     """What was installed before and is just that."""
+    want = (wanted.version, wanted.tag, wanted.source)
     for found in store.installed():
-        same = (
-            found.arch.release == wanted.version and found.arch.tag == wanted.tag and found.arch.source == wanted.source
-        )
+        same = (found.arch.release, found.arch.tag, found.arch.source) == want and not found.gone
         if same and wanted.sha256 in (None, found.arch.sha256):
             return found
     return None
@@ -77,6 +77,9 @@ def _installed(store: Store, wanted: Wanted, transport: Transport, quiet: bool) 
         store.drop_parts()  # whole, but not what was wanted: nothing of it is worth resuming
         raise
     (prefix / "build-version").write_text(arch.version + "\n", encoding="utf-8")  # tch compares it with its own
+    for old in store.installed():
+        if old.gone and old.arch == arch:
+            store.remove(old)
     name, _ = store.name_for("precompiled", wanted.tag, arch)
     variant = store.install(staged, name, arch)
     store.drop_parts()
@@ -89,15 +92,17 @@ def _fill(staged: Path, parts: Path, wanted: Wanted, transport: Transport, quiet
         (item,) = planned(wanted)
         with progress(item.name, quiet=quiet) as shown:
             path, sha256 = fetch(item.url, parts, item.sha256, shown, transport)
-            unpack(path, staged, official.place_of)
+            unpack(path, staged, official.place_of, shown)
         return sha256
     digests = []
+    if not quiet:
+        print(f"fdl: asking pip for torch {wanted.version} for {wanted.tag}", file=sys.stderr, flush=True)
     wheels = wheel.resolve(wanted.version, wanted.tag)
     transport = wheel.as_pip_does(transport)
     for one in wheels:
         with progress(one.file, quiet=quiet) as shown:
             path, digest = wheel.get(one, parts, shown, transport)
-            unpack(path, staged, wheel.place_of)
+            unpack(path, staged, wheel.place_of, shown)
         digests.append(digest)
     return digests[0]  # torch is the first
 

@@ -1,4 +1,4 @@
-"""How far a download is: a bar on a terminal, a line at every tenth elsewhere, nothing when quiet. All on stderr."""
+"""How far a download or an unpacking is, on stderr: a bar on a terminal, a line at every tenth elsewhere, nothing when quiet."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ __all__ = ["Progress", "progress", "size_text"]
 
 
 class Progress(Protocol):
-    """Told by a download what it does."""
+    """Told by a download or an unpacking what it does, and how many bytes it has done."""
 
-    def start(self, done: int, total: int | None) -> None: ...
+    def start(self, what: str, done: int, total: int | None) -> None: ...
 
     def advance(self, count: int) -> None: ...
 
@@ -32,7 +32,7 @@ def size_text(count: int) -> str:
 
 @contextmanager
 def progress(title: str, *, quiet: bool = False) -> Iterator[Progress]:
-    """Shows the progress of one download."""
+    """Shows the progress with one file."""
     if quiet:
         yield _Lines(title, silent=True)
     elif sys.stderr.isatty():
@@ -47,11 +47,11 @@ class _Lines:
         self.title, self.silent = title, silent
         self.done, self.total, self.told = 0, 0, 0
 
-    def start(self, done: int, total: int | None) -> None:
+    def start(self, what: str, done: int, total: int | None) -> None:
         self.done, self.total = done, total or 0
         self.told = 10 * done // self.total if self.total else 0
-        what = f"{self.title}, {size_text(self.total)}" if self.total else self.title
-        self.say(f"downloading {what}" + (f", from {size_text(done)} on" if done else ""))
+        size = f", {size_text(self.total)}" if self.total else ""
+        self.say(f"{what} {self.title}{size}" + (f", from {size_text(done)} on" if done else ""))
 
     def advance(self, count: int) -> None:
         self.done += count
@@ -82,8 +82,8 @@ def _bar(title: str) -> Iterator[Progress]:
         task = bar.add_task(title, total=None)
 
         class Shown:
-            def start(self, done: int, total: int | None) -> None:
-                bar.update(task, completed=done, total=total)
+            def start(self, what: str, done: int, total: int | None) -> None:
+                bar.update(task, description=f"{what} {title}", completed=done, total=total)
 
             def advance(self, count: int) -> None:
                 bar.advance(task, count)

@@ -2,28 +2,41 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from flodl_cli.errors import CliError, nearest
 from flodl_cli.machine.builds import builds, releases
 
-__all__ = ["TCH", "check_version", "cuda_tag", "number", "tch_for"]
+__all__ = ["TCH", "Tch", "check_version", "cuda_tag", "number", "tch_for"]
 
-# torch: the tch made for it, from the change log of tch
-TCH = {
-    "2.0": "0.13",
-    "2.1": "0.14",
-    "2.2": "0.15",
-    "2.3": "0.16",
-    "2.4": "0.17",
-    "2.5": "0.18",
-    "2.6": "0.19",
-    "2.7": "0.20",
-    "2.8": "0.21",
-    "2.9": "0.22",
-    "2.10": "0.23",
-    "2.11": "0.24",
-    "2.12": "0.25",
-    "2.13": "0.26",
-}
+
+class Tch(NamedTuple):
+    """A release of tch (Rust), and the torch that it is made for: its build script refuses every other one."""
+
+    version: str
+    torch: str
+
+    def fits(self, version: str) -> bool:
+        return version.partition("+")[0] == self.torch
+
+
+# the newest last; from the change log of tch
+TCH = (
+    Tch("0.13", "2.0.0"),
+    Tch("0.14", "2.1.0"),
+    Tch("0.15", "2.2.0"),
+    Tch("0.16", "2.3.0"),
+    Tch("0.17", "2.4.0"),
+    Tch("0.18", "2.5.1"),
+    Tch("0.19", "2.6.0"),
+    Tch("0.20", "2.7.0"),
+    Tch("0.21", "2.8.0"),
+    Tch("0.22", "2.9.0"),
+    Tch("0.23", "2.10.0"),
+    Tch("0.24", "2.11.0"),
+    Tch("0.25", "2.12.0"),
+    Tch("0.26", "2.13.0"),
+)
 
 
 def number(version: str) -> tuple[int, ...]:
@@ -53,6 +66,6 @@ def cuda_tag(version: str, cuda: str) -> str:
     return f"cu{major}{minor}"
 
 
-def tch_for(version: str) -> str | None:
-    """The tch that fits a torch; None where none is known."""
-    return TCH.get(".".join(version.partition("+")[0].split(".")[:2]))
+def tch_for(version: str) -> Tch | None:
+    """The tch that is made for a torch, or for another patch of the same release; None where none is known."""
+    return next((t for t in TCH if number(t.torch)[:2] == number(version)[:2]), None)

@@ -50,7 +50,10 @@ class Installed(NamedTuple):
 
 def home() -> Path:
     """The store for the current folder: ./libtorch of a project that has one, else `$FLODL_HOME/libtorch` (~/.flodl/libtorch)."""
-    project = find_root(Path.cwd(), os.environ)
+    try:
+        project = find_root(Path.cwd(), os.environ)
+    except FileNotFoundError:  # the current folder was removed
+        project = None
     if project is not None and any((project / "libtorch" / kind).is_dir() for kind in KINDS):
         return project / "libtorch"
     named = os.environ.get("FLODL_HOME")

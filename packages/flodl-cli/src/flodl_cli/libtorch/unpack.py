@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 
 from flodl_cli.libtorch.binaries import check_machine, is_library
 from flodl_cli.libtorch.errors import ArchiveError, LibtorchError
-from flodl_cli.libtorch.progress import size_text
+from flodl_cli.libtorch.progress import Progress, size_text
 
 __all__ = ["unpack"]
 
@@ -23,7 +23,7 @@ _MOST_GROWTH, _MOST_BYTES, _MOST_MEMBERS = 40, 64 * 10**9, 200_000
 _LINKED = 0x000D  # extra field that can name the target of a hard link
 
 
-def unpack(archive: Path, folder: Path, place: Callable[[str], str | None]) -> None:
+def unpack(archive: Path, folder: Path, place: Callable[[str], str | None], progress: Progress) -> None:
     """Unpacks the members that `place` gives a path (inside `folder`) for; modes and symbolic links are kept.
 
     Raises:
@@ -38,11 +38,14 @@ def unpack(archive: Path, folder: Path, place: Callable[[str], str | None]) -> N
             chosen = [(m, target) for m in members if not m.is_dir() and (target := place(m.filename)) is not None]
             if not chosen:
                 raise ArchiveError(f"{archive.name} holds no libtorch")
-            _check_room(folder, sum(m.file_size for m, _ in chosen))
+            size = sum(m.file_size for m, _ in chosen)
+            _check_room(folder, size)
+            progress.start("unpacking", 0, size)
             links = [(m, target) for m, target in chosen if _kind(m) == stat.S_IFLNK]
             for member, target in chosen:
                 if _kind(member) != stat.S_IFLNK:
                     _write(opened, member, folder / target)
+                    progress.advance(member.file_size)
             for member, target in links:  # last: nothing is ever written through one
                 path = folder / target
                 path.parent.mkdir(parents=True, exist_ok=True)

@@ -40,16 +40,16 @@ def resolve(version: str, tag: str) -> list[Wheel]:
 
     pip's own indexes are asked first, then PyTorch's for the tag; on macOS there is one build, without a tag.
     """
-    wanted = f"torch=={version}" if sys.platform == "darwin" else f"torch=={version}+{tag}"
-    index = f"{os.environ.get(INDEX_VARIABLE) or _TORCH_INDEX}/{tag}"
-    attempts = ([wanted], [wanted, "--extra-index-url", index])
-    said = ""
-    for words in attempts if sys.platform != "darwin" else attempts[:1]:
-        words = [*words, "--no-deps"] if tag == "cpu" else words
-        report, said = _report(words)
-        if report is not None:
-            return _wheels(report)
-    raise ResolveError(f"pip finds no {wanted} for this Python and machine:\n{said}\n{_remedy(version)}")
+    mac = sys.platform == "darwin"
+    wanted = f"torch=={version}" + ("" if mac else f"+{tag}")
+    words = [wanted, "--no-deps"] if tag == "cpu" else [wanted]
+    report, said = _report(words)
+    if report is None and not mac:
+        index = f"{os.environ.get(INDEX_VARIABLE) or _TORCH_INDEX}/{tag}"
+        report, said = _report([*words, "--extra-index-url", index])
+    if report is None:
+        raise ResolveError(f"pip finds no {wanted} for this Python and machine:\n{said}\n{_remedy(version)}")
+    return _wheels(report)
 
 
 def _remedy(version: str) -> str:
@@ -62,46 +62,37 @@ def _remedy(version: str) -> str:
 def _report(words: Sequence[str]) -> tuple[Any, str]:
     """pip's installation report, or None and what pip said."""
     options = ("--dry-run", "--ignore-installed", "--only-binary=:all:", "--report=-", "--quiet", "--no-input")
-    result = subprocess.run(
-        [*_pip(), "install", *options, *words],
-        env={**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_REQUIRE_VIRTUALENV": "0", "PYTHONWARNINGS": ""},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    result = _pip("install", *options, *words)
     if result.returncode == 0:
         return json.loads(result.stdout), ""
     lines = [line for line in result.stderr.splitlines() if line.strip() and not line.startswith("WARNING: Location")]
     return None, "\n".join(f"  {line}" for line in lines[-6:])
 
 
-def _pip() -> list[str]:
-    return [sys.executable, "-m", "pip"]
+def _pip(*words: str) -> subprocess.CompletedProcess[str]:
+    """Runs the pip of this Python; a program of its own, because it has no interface to import."""
+    env = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_REQUIRE_VIRTUALENV": "0", "PYTHONWARNINGS": ""}
+    command = [sys.executable, "-m", "pip", *words]
+    result = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    if result.returncode != 0 and "No module named pip" in result.stderr:
+        raise ResolveError(f"{sys.executable} has no pip: {sys.executable} -m ensurepip, or --source zip")
+    return result
 
 
 def _wheels(report: Any) -> list[Wheel]:
+    """Those of the report that hold C++ libraries, torch first."""
     found = []
     for item in report["install"]:
-        name = item["metadata"]["name"].lower().replace("_", "-")
+        name, version = item["metadata"]["name"].lower().replace("_", "-"), item["metadata"]["version"]
         if name == "torch" or name.startswith("nvidia-"):
-            info = item["download_info"]
-            archive = info.get("archive_info", {})
-            old = archive.get("hash", "").partition("sha256=")[2]
-            found.append(
-                Wheel(
-                    name,
-                    item["metadata"]["version"],
-                    info["url"],
-                    archive.get("hashes", {}).get("sha256") or old or None,
-                )
-            )
+            sha256 = item["download_info"].get("archive_info", {}).get("hashes", {}).get("sha256")
+            found.append(Wheel(name, version, item["download_info"]["url"], sha256))
     return sorted(found, key=lambda w: (w.name != "torch", w.name))
 
 
 def as_pip_does(transport: Transport) -> Transport:
     """The same with the proxy and the certificates that pip is told to use."""
-    listing = subprocess.run([*_pip(), "config", "list"], capture_output=True, text=True, check=False).stdout
+    listing = _pip("config", "list").stdout
     values: dict[str, str] = {}
     for line in listing.splitlines():  # global, then the user's, then the environment's: the last one counts
         key, _, value = line.partition("=")
@@ -131,7 +122,7 @@ def _by_pip(wheel: Wheel, folder: Path, progress: Progress) -> tuple[Path, str]:
     progress.say(f"{shown_url(wheel.url)} needs credentials: pip downloads it")
     url = wheel.url.partition("#")[0] + (f"#sha256={wheel.sha256}" if wheel.sha256 else "")
     words = ("download", "--no-deps", "--quiet", "--no-input", "--dest", str(folder), f"{wheel.name} @ {url}")
-    result = subprocess.run([*_pip(), *words], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    result = _pip(*words)
     path = folder / wheel.file
     if result.returncode != 0 or not path.is_file():
         raise Forbidden(f"{shown_url(wheel.url)}: pip may not download it either:\n{result.stderr.strip()[-2000:]}")
@@ -140,11 +131,9 @@ def _by_pip(wheel: Wheel, folder: Path, progress: Progress) -> tuple[Path, str]:
 
 def place_of(member: str) -> str | None:
     """Where a member of a wheel belongs: the C++ parts of torch, and NVIDIA's libraries beside it, where its RUNPATH looks."""
-    parts = member.split("/")
-    if parts[0] == "torch" and (parts[1] in ("lib", "include", "share") or member == "torch/version.py"):
+    folder, *inner = member.split("/")
+    if folder == "torch" and (inner[0] in ("lib", "include", "share") or inner == ["version.py"]):
         return member
-    if parts[0] == "torch.libs" or (
-        parts[0] == "nvidia" and not parts[-1].endswith((".py", ".pyc")) and "bin" not in parts
-    ):
+    if folder == "nvidia" and "bin" not in inner and not inner[-1].endswith((".py", ".pyc")):
         return member
-    return None
+    return member if folder == "torch.libs" else None
