@@ -14,7 +14,7 @@ from torch.nn.utils import get_total_norm
 from torch.optim import SGD, Adam
 
 import flodl as fl
-from flodl.train.statistics import Statistics, gradient_statistics, weight_statistics
+from flodl.train.statistics import Statistics, gradient_statistics, module_memory, weight_statistics
 
 
 def make_model() -> nn.Module:
@@ -124,3 +124,24 @@ def test_a_trainer_records_them_at_the_update_they_belong_to() -> None:
             assert all(0 < p.value < 100 for p in points)
     with pytest.raises(fl.ConfigError, match="every is 0"):
         Statistics(print, every=0)
+
+
+def test_the_memory_of_each_module() -> None:
+    model = nn.Sequential(nn.Linear(10, 5), nn.Sequential(nn.BatchNorm1d(5), nn.Linear(5, 10)), nn.Linear(5, 10))
+    model[2].weight = model[1][1].weight
+    first, norm, second, bias = 55 * 4, 5 * 4 * 2, 60 * 4, 10 * 4
+    statistics = 5 * 4 * 2 + 8  # mean, variance, an int64
+    assert module_memory(model) == {
+        "": first + norm + statistics + second + bias,
+        "0": first,
+        "1": norm + statistics + second,
+        "1.0": norm + statistics,
+        "1.1": second,
+        "2": bias,
+    }
+    optimizer = Adam(model.parameters(), lr=0.1)
+    (model[:2](torch.randn(3, 10)).sum() + model[2](torch.randn(3, 5)).sum()).backward()
+    optimizer.step()
+    found = module_memory(model, optimizer)  # each with its gradient, two averages and a step
+    assert found["0"] == 4 * first + 2 * 4
+    assert found[""] == 4 * (first + norm + second + bias) + 7 * 4 + statistics

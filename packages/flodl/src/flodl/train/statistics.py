@@ -14,7 +14,7 @@ from flodl.checkpoint.keys import unwrapped
 from flodl.errors import ConfigError
 from flodl.train.callbacks import Callback, Control, FitState
 
-__all__ = ["Statistics", "gradient_statistics", "weight_statistics"]
+__all__ = ["Statistics", "gradient_statistics", "module_memory", "weight_statistics"]
 
 _LOW = (torch.float16, torch.bfloat16)
 
@@ -53,6 +53,25 @@ def weight_statistics(weights: Mapping[str, Tensor], before: Mapping[str, Tensor
         ratios = [torch.where(s > 0, c / s, math.nan) for c, s in zip(changes, sizes, strict=True)]
         result |= _named("update_ratio", names, ratios)
     return result
+
+
+def module_memory(model: nn.Module, optimizer: Optimizer | None = None) -> dict[str, int]:
+    """The bytes that each module keeps between steps, those inside it included, by label path ("" is the whole model):
+    parameters, buffers, gradients and the optimizer's state. What is tied counts where it comes first."""
+    total: dict[str, int] = {}
+    seen: set[int] = set()
+    for path, module in unwrapped(model).named_modules():
+        total.setdefault(path, 0)
+        for tensor in [*module._parameters.values(), *module._buffers.values()]:
+            state = {} if optimizer is None or tensor is None else optimizer.state.get(tensor, {})
+            for kept in (tensor, None if tensor is None else tensor.grad, *state.values()):
+                if not isinstance(kept, Tensor) or id(kept) in seen:
+                    continue
+                seen.add(id(kept))
+                parts = path.split(".") if path else []
+                for depth in range(len(parts) + 1):
+                    total[".".join(parts[:depth])] += _bytes(kept)
+    return total
 
 
 class Statistics(Callback):
@@ -123,6 +142,12 @@ class Statistics(Callback):
 
     def on_exception(self, state: FitState, control: Control, error: BaseException) -> None:
         self.detach()
+
+
+def _bytes(tensor: Tensor) -> int:
+    if tensor.is_sparse:
+        return _bytes(tensor._indices()) + _bytes(tensor._values())
+    return tensor.numel() * tensor.element_size()
 
 
 def _wide(tensor: Tensor) -> Tensor:
