@@ -30,6 +30,7 @@ def everything(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
+@pytest.mark.slow
 def test_a_new_project_trains_and_passes_its_own_tests(fdl: Any) -> None:
     made = fdl("init", "letters")
     assert made.code == 0, made.err
@@ -47,6 +48,7 @@ def test_a_new_project_trains_and_passes_its_own_tests(fdl: Any) -> None:
     assert (tested.code, "Ran 3 tests" in tested.err) == (0, True), tested.err
 
 
+@pytest.mark.slow
 def test_its_tests_fail_when_the_model_is_broken(fdl: Any) -> None:
     fdl("init", "letters")
     model = Path("letters/src/model.py")

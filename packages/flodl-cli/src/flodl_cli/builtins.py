@@ -23,6 +23,9 @@ BUILTINS = {
     "setup": ("flodl_cli.commands.setup:setup", "install the torch that fits this machine, and try it"),
     "dash": ("flodl_cli.commands.monitor:dash", "show runs in a browser, live and finished ones"),
     "runs": ("flodl_cli.commands.monitor:runs", "list, compare, export, stop and delete runs"),
+    "api-ref": ("flodl_cli.commands.api_ref:api_ref", "list the public names of flodl, or explain one"),
+    "skill": ("flodl_cli.commands.skill:skill", "a guide for coding assistants: porting PyTorch code"),
+    "install": ("flodl_cli.commands.install:install", "link this fdl into ~/.local/bin"),
     "completions": ("flodl_cli.commands.completions:completions", "print the completion script of a shell"),
     "autocomplete": ("flodl_cli.commands.completions:autocomplete", "install completion for your shell"),
 }

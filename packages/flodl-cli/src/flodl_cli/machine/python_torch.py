@@ -13,7 +13,7 @@ from flodl_cli.machine.builds import version_key
 from flodl_cli.machine.coverage import Code
 from flodl_cli.project import child_environment, find_program
 
-__all__ = ["OLDEST_TORCH", "PythonTorch", "ask_torch", "missing_modules", "project_python"]
+__all__ = ["OLDEST_TORCH", "PythonTorch", "ask_torch", "missing_modules", "module_folder", "project_python"]
 
 OLDEST_TORCH = "2.6"  # what the distribution flodl asks for
 TIMEOUT_S = 120.0  # a first import of torch from a slow disk takes a minute
@@ -72,3 +72,11 @@ def missing_modules(python: str, env: Mapping[str, str], names: Sequence[str]) -
     code = "import importlib.util as u, sys; print(*[n for n in sys.argv[1:] if u.find_spec(n) is None])"
     said = answer([python, "-c", code, *names], env, TIMEOUT_S)
     return said[1].split() if said is not None and said[0] == 0 else []
+
+
+def module_folder(python: str, env: Mapping[str, str], name: str) -> Path | None:
+    """Where a Python has a package; None where it has none."""
+    code = "import importlib.util as u, sys; s = u.find_spec(sys.argv[1]); print((s and s.origin) or '')"
+    said = answer([python, "-c", code, name], env, TIMEOUT_S)
+    origin = said[1].strip() if said is not None and said[0] == 0 else ""
+    return Path(origin).parent if origin else None
