@@ -198,6 +198,9 @@ def test_fsdp_and_activation_checkpointing_leave_no_names(tmp_path: Path) -> Non
         assert unwrapped(model) is inner
         optimizer = trained(model)
         path = save(tmp_path / "c", model=model, optimizer=optimizer)
+        model.world_size = 2
+        with pytest.raises(CheckpointError, match="FSDP keeps the optimizer's state in parts: use .*save_sharded"):
+            save(tmp_path / "d", model=model, optimizer=optimizer)
         bias = optimizer.state[inner.b.bias]["exp_avg"].clone()  # type: ignore[index,union-attr]
         del model, inner
     finally:
