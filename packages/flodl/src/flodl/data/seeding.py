@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from numpy.random.mtrand import get_bit_generator
 
 __all__ = ["DrawWatch", "seed_all", "seeded", "untouched"]
 
@@ -119,7 +120,7 @@ _view: tuple[Any, Any] | None = None  # the global generator of numpy and its me
 
 def _numpy_words() -> Any:
     global _view
-    generator = np.random.get_bit_generator()
+    generator = get_bit_generator()
     if _view is None or _view[0] is not generator:
         _view = (generator, _memory(generator))
     return bytes(_view[1]) if _view[1] is not None else repr(generator.state)
@@ -131,5 +132,5 @@ def _memory(generator: Any) -> Any:
         return None
     words = (ctypes.c_uint32 * 625).from_address(generator.ctypes.state_address)
     state = generator.state["state"]
-    as_said = state["pos"] == words[624] and np.array_equal(state["key"], np.frombuffer(words, np.uint32)[:624])
+    as_said = state["pos"] == words[624] and np.array_equal(state["key"], np.frombuffer(bytes(words), np.uint32)[:624])
     return words if as_said else None
