@@ -357,6 +357,7 @@ class Fit:
         """Write a checkpoint into the run's folder. A periodic one is written in the background, or gives way to another."""
         saver, self._saved_at = self._open_saver(), time.monotonic()
         self.drain()  # the epoch's sums so far are part of what is saved
+        self.run.flush()
         newest = {**(self.history[-1] if self.history else {}), **self._measured}
         path = saver.save_fit(self, newest, explicit=not periodic)
         if wait and not periodic:

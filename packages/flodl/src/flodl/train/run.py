@@ -99,6 +99,14 @@ class Run:
         place = str(self.folder) if typed else self.place  # a task of fdl may run in another folder
         return f"FLODL_RESUME={shlex.quote(place)} {typed or shlex.join(sys.orig_argv)}"
 
+    def flush(self) -> None:
+        """All that was recorded is on disk: a checkpoint must not be ahead of its run's record."""
+        if self.recorder:
+            try:
+                self.recorder.flush()
+            except StoreError as problem:  # training goes on without a record rather than not at all
+                self.warn(f"the record of this run is behind: {problem}", 0)
+
     def finish(self, state: Literal["finished", "stopped", "failed"], error: str | None = None) -> None:
         """End the run: everything committed, no thread left."""
         self.terminal.close()
