@@ -186,7 +186,9 @@ def main() -> None:
                 print(f"killed after {moments}: {', '.join(keys)} differ\n{log[-2000:]}", file=sys.stderr)
             if sys.stderr.isatty():
                 print(f"\r{kills}/{given.moments} kills", end="", file=sys.stderr, flush=True)
-    print(f"{kills} kills in {number} trainings of {seconds:.2f} s: {number - differing} of {number} end bit-identically")
+    print(
+        f"{kills} kills in {number} trainings of {seconds:.2f} s: {number - differing} of {number} end bit-identically"
+    )
     sys.exit(differing > 0)
 
 

@@ -71,6 +71,7 @@ def training_state(fit: Fit) -> dict[str, Any]:
     state: dict[str, Any] = {
         "step": fit.step,
         **_about(fit),
+        "record": fit.mark,
         # Evaluations that follow the last update may be done once more: they then draw the same numbers.
         "rng": fit.rng_before_evaluation or checkpoint.rng_state(),
         "evaluation_due": fit.evaluation_due,
@@ -95,7 +96,7 @@ def training_state(fit: Fit) -> dict[str, Any]:
 def put_state(fit: Fit, state: Mapping[str, Any]) -> None:
     """Go on from `training_state`."""
     update = fit.update
-    fit.step = state["step"]
+    fit.step, fit.mark = state["step"], state["record"]
     fit.evaluation_due = state["evaluation_due"]
     fit.ledger.load(state["ledger"])
     fit.unknown_callbacks = fit.callbacks.load(state["callbacks"])
