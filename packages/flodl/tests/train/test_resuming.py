@@ -32,6 +32,8 @@ def train(trainer: Trainer, epochs: int, stop_at: int | None = None) -> Path:
         for _ in trainer.epochs(epochs):
             for x, y in trainer.batches():
                 trainer.step(F.cross_entropy(trainer.model(x), y))
+                if trainer._fit._saver:
+                    trainer._fit._saver.wait()  # else a newer one may take the place of one that waits
                 if trainer.global_step == stop_at:
                     trainer.stop()
     assert trainer.run.folder is not None
