@@ -24,6 +24,10 @@ import torch
 
 torch.set_num_threads(1)
 
+# What a run learns about the machine is no business of the next test run, nor of the user's own runs.
+_cache = tempfile.TemporaryDirectory(prefix="flodl-tests-", ignore_cleanup_errors=True)
+os.environ["FLODL_CACHE"] = _cache.name
+
 for name in ("FDL_COMMAND", "FDL_CWD"):  # the tests themselves are a task of fdl; what they start is not
     os.environ.pop(name, None)
 
@@ -93,10 +97,15 @@ def leaves_nothing_behind() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def global_state_is_restored() -> Iterator[None]:
-    """Threads, grad mode and default dtype are the same after a test as before."""
-    before = (torch.get_num_threads(), torch.is_grad_enabled(), torch.get_default_dtype())
+    """Threads, precision of products, grad mode and default dtype are the same after a test as before."""
+
+    def now() -> tuple[object, ...]:
+        precision = torch.get_float32_matmul_precision()
+        return torch.get_num_threads(), precision, torch.is_grad_enabled(), torch.get_default_dtype()
+
+    before = now()
     yield
-    assert (torch.get_num_threads(), torch.is_grad_enabled(), torch.get_default_dtype()) == before
+    assert now() == before
 
 
 @pytest.fixture(autouse=True)

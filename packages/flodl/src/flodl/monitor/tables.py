@@ -69,10 +69,9 @@ class Totals:
 
 @dataclass(frozen=True, kw_only=True)
 class Cut:
-    """Deletes what came after `step`, and, where `mark` says so, what was recorded after the row with that id."""
+    """Deletes what came after `step`."""
 
     step: int
-    mark: int | None
     time: float
 
 
@@ -133,11 +132,6 @@ class Tables:
                 self._connection.execute("ROLLBACK")
             self._reload()
             raise
-
-    @property
-    def last_id(self) -> int:
-        """The highest id that a row has."""
-        return int(self._next_id) - 1
 
     def _reload(self) -> None:
         self._series: dict[str, int] = {}
@@ -250,14 +244,12 @@ class Tables:
 
     def _cut(self, cut: Cut) -> None:
         execute = self._connection.execute
-        mark = self._next_id if cut.mark is None else cut.mark
-        later = cut.step, mark
-        execute("DELETE FROM epoch_value WHERE epoch_id IN (SELECT id FROM epoch WHERE step > ? OR id > ?)", later)
+        execute("DELETE FROM epoch_value WHERE epoch_id IN (SELECT id FROM epoch WHERE step > ?)", (cut.step,))
         for table in ("point", "epoch"):
-            execute(f"DELETE FROM {table} WHERE step > ? OR id > ?", later)
-        execute(  # all but the run's own history
-            "DELETE FROM event WHERE (step > ? OR id > ?) AND kind NOT IN ('cut', 'resumed')", later
-        )
+            execute(f"DELETE FROM {table} WHERE step > ?", (cut.step,))
+        execute(
+            "DELETE FROM event WHERE step > ? AND kind NOT IN ('cut', 'resumed')", (cut.step,)
+        )  # the run's own history
         self._last_step = cut.step
         (self._last_epoch,) = execute("SELECT max(number) FROM epoch").fetchone()
         self._event(  # tells a live reader, who has the deleted rows already, to drop them
@@ -268,7 +260,7 @@ class Tables:
                 time=cut.time,
                 start=cut.time,
                 seconds=None,
-                data=dumps({"after_step": cut.step} | ({} if cut.mark is None else {"after_id": cut.mark})),
+                data=f'{{"after_step": {cut.step}}}',
             )
         )
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from flodl.errors import ConfigError, nearest
+from flodl.train.recipes import Recipe
 
 __all__ = ["OutputConfig", "RunConfig", "TrainingConfig"]
 
@@ -39,8 +40,10 @@ class TrainingConfig:
 
     seed: of the order of the samples; the builder also seeds torch, numpy and random with it. deterministic: torch's
     deterministic algorithms, and a fixed form of the step.
-    step: "eager", or "compiled": the builder's steps are one compiled graph each, from forward to update, where that can
-    be (torch 2.13); results agree to rounding.
+    step: "auto" finds the fastest way to compute a step on this machine while training, and remembers it; "eager" is
+    plain PyTorch; "compiled": the builder's steps are one graph each, from forward to update, where that can be (torch
+    2.13); or any recipe, such as "eager+fused+onednn" or "whole+threads=1" (see `flodl.train.recipes`). Results agree to
+    rounding.
     device: "auto" (CUDA when there is one, else where the model is) or any torch device.
     resume: a run folder or a checkpoint to go on from.
     """
@@ -73,7 +76,7 @@ class TrainingConfig:
     patience: int = 5
     seed: int = 0
     deterministic: bool = False
-    step: Literal["eager", "compiled"] = "eager"
+    step: str = "auto"
     device: str = "auto"
     resume: str | None = None
 
@@ -82,14 +85,16 @@ class TrainingConfig:
         for name in ("min_lr_ratio", "ema"):
             if (value := getattr(self, name)) is not None and not 0 <= value <= 1:
                 raise ConfigError(f"training.{name} is {value}; it must be between 0 and 1")
-        if self.step == "compiled" and self.nan_policy != "warn":
+        if self.step == "auto":
+            pass
+        elif Recipe.parse(self.step).graph == "whole" and self.nan_policy != "warn":
             raise ConfigError(
                 f'training.nan_policy is "{self.nan_policy}", which reads each loss before its update; '
-                'with training.step "compiled" the two are one: choose "warn", or step "eager"'
+                f'with training.step "{self.step}" the two are one: choose "warn", or step "auto"'
             )
-        if self.step == "compiled" and self.deterministic:
+        elif Recipe.parse(self.step).graph != "eager" and self.deterministic:
             raise ConfigError(
-                'training.deterministic fixes the form of the step to "eager", training.step is "compiled"'
+                f'training.deterministic fixes the form of the step to "eager", training.step is "{self.step}"'
             )
         if self.scheduler is None and (self.warmup_steps or self.min_lr_ratio):
             name = "warmup_steps" if self.warmup_steps else "min_lr_ratio"

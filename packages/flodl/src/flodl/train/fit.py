@@ -7,7 +7,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
@@ -69,8 +70,6 @@ class Fit:
         self.resumed: Path | None = None
         """The run's folder that was resumed."""
         self.resumed_at = 0
-        self.mark: int | None = None
-        """How far the run's record was when the newest checkpoint was made."""
         self.unknown_callbacks: list[str] = []
         """Whose saved states no callback takes."""
         self.evaluation_due = False
@@ -83,6 +82,8 @@ class Fit:
         self.notes: list[str] = []
         """What is to be said when the run is opened."""
         self._deterministic = Deterministic()
+        self.as_given: Callable[[], AbstractContextManager[None]] = nullcontext
+        """The optimizer as the user made it, for a checkpoint."""
         self._saver: Saver | None = None
         self._evaluations: dict[str, float] = {}  # of the epoch under way
         self._measured: dict[str, float] = {}  # the newest of each
@@ -118,7 +119,6 @@ class Fit:
                 total_steps=self.total_steps,
                 resumed=self.resumed,
                 step=self.resumed_at,
-                mark=self.mark,
             )
             atexit.register(self.trainer.end_with_the_program)
             place = self._run.place if self._run.folder else None
@@ -360,9 +360,9 @@ class Fit:
         """Write a checkpoint into the run's folder. A periodic one is written in the background, or gives way to another."""
         saver, self._saved_at = self._open_saver(), time.monotonic()
         self.drain()  # the epoch's sums so far are part of what is saved
-        self.mark = self.run.flush()
         newest = {**(self.history[-1] if self.history else {}), **self._measured}
-        path = saver.save_fit(self, newest, explicit=not periodic)
+        with self.as_given():
+            path = saver.save_fit(self, newest, explicit=not periodic)
         if wait and not periodic:
             saver.wait()
         self._tell_written()
@@ -371,9 +371,9 @@ class Fit:
     def write(self, path: str | os.PathLike[str]) -> Path:
         """Write a checkpoint to `path`."""
         self.drain()
-        self.mark = self.run.flush()
         started = time.time()
-        written = write_checkpoint(path, self)
+        with self.as_given():
+            written = write_checkpoint(path, self)
         self.span("checkpoint", started)
         self.tell("on_checkpoint", {}, written=written)
         return written

@@ -46,13 +46,13 @@ def supported(optimizer: Optimizer) -> bool:
 class GroupUpdate(NamedTuple):
     """The update of one parameter group, in place on the parameters and the optimizer's own state.
 
-    `apply(gradients, lr)`: a gradient per parameter, and the learning rate as a tensor `(),` so that a schedule never
-    compiles anew. All other settings are constants of the graph.
+    `apply(gradients, lr)`: a gradient per parameter (None: it has none and stays), and the learning rate as a tensor `()`,
+    so that a schedule never compiles anew. All other settings are constants of the graph.
     """
 
     group: dict[str, Any]
     parameters: list[Tensor]
-    apply: Callable[[Sequence[Tensor], Tensor], None]
+    apply: Callable[[Sequence[Tensor | None], Tensor], None]
 
 
 def group_updates(optimizer: Optimizer) -> list[GroupUpdate]:
@@ -64,9 +64,8 @@ def group_updates(optimizer: Optimizer) -> list[GroupUpdate]:
     takes = inspect.signature(rule.update).parameters
     updates = []
     for group in optimizer.param_groups:
-        parameters = [
-            p for p in group["params"] if p.requires_grad and (p in optimizer.state or type(optimizer) is SGD)
-        ]
+        stateless = type(optimizer) is SGD and group["momentum"] == 0
+        parameters = [p for p in group["params"] if p.requires_grad and (p in optimizer.state or stateless)]
         if not parameters:
             continue
         settings = {name: group[name] for name in takes if name in group and name not in ("params", "lr")}
@@ -91,9 +90,9 @@ def group_updates(optimizer: Optimizer) -> list[GroupUpdate]:
 def _closure(
     update: Callable[..., None],
     parameters: list[Tensor],
-    lists: dict[str, list[Tensor | None]],
+    all_lists: dict[str, list[Tensor | None]],
     settings: dict[str, Any],
-) -> Callable[[Sequence[Tensor], Tensor], None]:
+) -> Callable[[Sequence[Tensor | None], Tensor], None]:
     decay = 0.0
     if not settings.get("decoupled_weight_decay"):
         # Added here as a product: inductor (torch 2.13) fuses mm and add(..., alpha) to addmm and loses the alpha.
@@ -102,12 +101,17 @@ def _closure(
             {**settings, "weight_decay": 0.0},
         )
 
-    def apply(gradients: Sequence[Tensor], lr: Tensor) -> None:
-        decayed = [g + decay * p for g, p in zip(gradients, parameters, strict=True)] if decay else list(gradients)
+    def apply(gradients: Sequence[Tensor | None], lr: Tensor) -> None:
+        used = [i for i, g in enumerate(gradients) if g is not None]  # as the eager optimizer leaves out the others
+        trained = [parameters[i] for i in used]
+        decayed = [g for g in gradients if g is not None]
+        if decay:
+            decayed = [g + decay * p for g, p in zip(decayed, trained, strict=True)]
+        lists = {name: [values[i] for i in used] if values else [] for name, values in all_lists.items()}
         # Scalars in float64, as the eager optimizer has them in Python: float32 bias corrections drift by 1e-5 in 50 steps.
         scalars = {name: [t.double() for t in lists[name] if t is not None] for name in _SCALARS if name in lists}
         state = [scalars.get(name, values) for name, values in lists.items()]
-        update(parameters, decayed, *state, lr=lr, **settings)
+        update(trained, decayed, *state, lr=lr, **settings)
         for name, wide in scalars.items():
             for kept, value in zip(lists[name], wide, strict=True):
                 if kept is not None:

@@ -25,16 +25,17 @@ from flodl.graph.builder import FlowBuilder
 from flodl.train.builder import TrainerBuilder
 from flodl.train.callbacks import Callback, Callbacks
 from flodl.train.checks import OutputWatch, check_gradients, check_loss, check_optimizer
-from flodl.train.compiled import TrainFn, WholeStep, split_result
+from flodl.train.compiled import TrainFn, split_result
 from flodl.train.config import RunConfig
 from flodl.train.device import choose_device
+from flodl.train.engine import StepEngine
 from flodl.train.evaluate import Metrics, Planned
 from flodl.train.fit import Fit
 from flodl.train.metrics import Weight
 from flodl.train.run import Run
 from flodl.train.saving import written_by
 from flodl.train.standard import standard_callbacks
-from flodl.train.update import Update, UpdateRule
+from flodl.train.update import Update
 
 __all__ = ["Trainer"]
 
@@ -91,8 +92,8 @@ class Trainer:
         self._labels = OutputWatch(model, self._loader) if self._loader else None
         self.train_fn: TrainFn | None = None
         """What `train_step` was given last."""
-        self._whole: WholeStep | None = None
-        self._warned_eager = False
+        self._engine: StepEngine | None = None  # made at the first step
+        self._batch: Any = None  # under way, in a loop of the user's own
         self._stepping = False
         self._left_early = False  # out of epochs()
         if (other := _trainer_of.get(optimizer, lambda: None)()) is not None:
@@ -198,12 +199,8 @@ class Trainer:
         return self.config.explain()
 
     def step_report(self) -> str:
-        """How the steps were taken so far, and why not otherwise."""
-        whole = self._whole
-        if whole is None:
-            return f"{self.global_step} steps, all eager (training.step is {self.config.training.step})"
-        why = f"; {whole.reason}" if whole.reason else "; the first, and batches of a rare shape, are eager"
-        return f"{self.global_step} steps, {whole.compiled_steps} of them compiled whole{why}"
+        """How the steps are taken, what else was tried and how fast that was, and why not otherwise."""
+        return self._engine.report() if self._engine else "no step was taken yet"
 
     # -- the loop
 
@@ -244,7 +241,7 @@ class Trainer:
                     fit.save_if_wanted()
                 raise
             finally:
-                fit.leave()
+                self._leave()
             fit.save_and_finish("stopped" if fit.stopped else "finished")
 
     def batches(self) -> Iterator[Any]:
@@ -265,6 +262,7 @@ class Trainer:
                 got = clock()
                 self._samples = fit.untrained = samples
                 self._weight = _valid_tokens(batch) if by_tokens else samples
+                self._batch = batch
                 try:
                     yield batch
                 except GeneratorExit:  # the loop's body failed or left
@@ -281,6 +279,7 @@ class Trainer:
             self._close_update()
         finally:
             self._samples = self._weight = 1
+            self._batch = None
             labels.stop()
 
     def step(self, loss: Tensor | None = None, *, weight: Weight | None = None, **metrics: Any) -> None:
@@ -313,28 +312,35 @@ class Trainer:
             update.absorb(weight)
         if update.single:
             self._make_update()
+            self._step_done()
             fit.advance(metrics, weight)
         else:
+            if self._engine:
+                self._engine.end()
             self._gather(metrics, weight)
 
     def train_step(self, train_fn: TrainFn, batch: Any) -> None:
         """One batch from `train_fn(model, batch) -> loss` or `(loss, metrics)`; what the builder calls for each batch.
 
-        With `step="compiled"` all of it is one compiled graph, where that can be; see `step_report()`. Raises `DataError`
-        for a label outside the model's outputs, and what `step` raises.
+        All of it may be one compiled graph: see `training.step` and `step_report()`. Raises `DataError` for a label outside
+        the model's outputs, and what `step` raises.
         """
         fit, self.train_fn = self._fit, train_fn
         if not fit.begun:
             fit.begin(None)
-        if self.config.training.step == "compiled" and (compiled := self._compiled_step(train_fn, batch)):
-            self._update.follow()
-            fit.advance({"loss": compiled[0], **compiled[1]}, self._weight)
+        if self._engine is None:
+            self._engine = self._make_engine(own_loop=False)
+        if self._taken_whole(self._engine, train_fn, batch):
             return
+        with self._engine.eager():
+            self._taken_eagerly(train_fn, batch)
+
+    def _taken_eagerly(self, train_fn: TrainFn, batch: Any) -> None:
         try:
             loss, metrics = split_result(train_fn(self.model, batch))
         except (IndexError, RuntimeError) as error:
             why = self._explain_labels(batch)
-            fit.untrained = 0  # said here, not again when the loop ends
+            self._fit.untrained = 0  # said here, not again when the loop ends
             if why:
                 raise DataError(why) from error
             raise
@@ -386,10 +392,8 @@ class Trainer:
     def close(self) -> None:
         """Unhook the optimizer and end the run: "stopped" if `epochs()` was left early, else "finished"."""
         self._unhook()
-        if self._whole:
-            self._whole.close()
         fit = self._fit
-        fit.leave()
+        self._leave()
         if self._loader:
             self._loader.close()
         atexit.unregister(self.end_with_the_program)
@@ -441,18 +445,72 @@ class Trainer:
         """Make the update under way of the batches that it has; nothing if it has none."""
         if self._update.batches:
             self._make_update()
+            self._step_done()
             self._fit.advance(self._fit.ledger.settle(self.global_step + 1), None)
 
-    def _compiled_step(self, train_fn: TrainFn, batch: Any) -> tuple[Tensor, dict[str, Any]] | None:
-        if self._whole is None:
-            self._whole = WholeStep(train_fn, self.model, self.optimizer)
-            if self._update.rule != UpdateRule():
-                self._whole.reason = "accumulation, clipping, mixed precision and averages are not part of it yet"
-        compiled = self._whole.step(batch)
-        if self._whole.reason and not self._warned_eager:
-            self._warned_eager = True
-            self.run.warn(f"steps are taken eagerly: {self._whole.reason}", self.global_step)
-        return compiled
+    def _make_engine(self, *, own_loop: bool) -> StepEngine:
+        training = self.config.training
+        looks = f'nan_policy is "{training.nan_policy}", which looks at each loss before its update'
+        engine = StepEngine(
+            self.model,
+            self.optimizer,
+            mode="eager" if training.deterministic else training.step,
+            rule=self._update.rule,
+            total_steps=lambda: self._fit.total_steps,
+            why_not_whole="" if training.nan_policy == "warn" else looks,
+            own_loop=own_loop,
+        )
+        self._fit.as_given = engine.as_given
+        return engine
+
+    def _taken_whole(self, engine: StepEngine, train_fn: TrainFn, batch: Any) -> bool:
+        """Whether the engine has taken this batch as one graph; then what follows a batch is done, too."""
+        fit, update, weight = self._fit, self._update, self._weight
+        update.release()
+        last = update.batches + 1 >= update.rule.accumulate
+        taken = engine.step(train_fn, batch, weight=weight, window=update.weight + weight, last=last)
+        self._tell_of(engine)
+        if taken is None:
+            return False
+        metrics = {"loss": taken[0], **taken[1]}
+        if last:
+            update.follow(averaged=update.rule.ema is not None)
+        if update.single:
+            fit.advance(metrics, weight)
+            return True
+        update.count(weight)
+        fit.ledger.gather(metrics, weight)
+        fit.count_samples()
+        if last:
+            update.drop()
+            fit.advance(fit.ledger.settle(self.global_step + 1), None)
+        else:
+            fit.check_interruption()
+        return True
+
+    def _step_done(self) -> None:
+        """The optimizer has made an update that no graph made."""
+        if self._engine is None:
+            self._engine = self._make_engine(own_loop=True)
+        if self._engine.own_loop:
+            self._engine.boundary(self._batch)
+        else:
+            self._engine.end()
+        self._tell_of(self._engine)
+
+    def _tell_of(self, engine: StepEngine) -> None:
+        if engine.news:
+            self.run.warn(engine.news, self.global_step)
+            engine.news = None
+        if engine.chosen and self.run.recorder:
+            self.run.recorder.event("choice", step=self.global_step, **engine.chosen)
+            engine.chosen = None
+
+    def _leave(self) -> None:
+        """Nothing of the step's ways is left in the process or in the model."""
+        if self._engine:
+            self._engine.close()
+        self._fit.leave()
 
     def _leave_out(self, why: str, metrics: dict[str, Any], weight: Weight) -> None:
         """A batch that must not be trained on; others of the same update stay."""
@@ -496,12 +554,14 @@ class Trainer:
     def _after_optimizer_step(self, _optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         if not self._stepping:
             self._update.follow()
+            self._step_done()
             self._fit.advance({}, None)
 
     def _see_batch(self, _model: nn.Module, args: tuple[Any, ...]) -> None:
         """With a loader of the user's own: the model's input tells how many samples a batch has."""
         if self.model.training and args and isinstance(args[0], Tensor) and args[0].dim():
             self._samples = self._weight = args[0].shape[0]
+            self._batch = args
 
     def end_with_the_program(self) -> None:
         """A plain loop does not say when it is done: the program's end without an error does."""
