@@ -14,7 +14,7 @@ from torch import nn
 
 from flodl.errors import StoreError
 from flodl.graph import Graph
-from flodl.monitor import Dashboard, Recorder, Terminal, serve
+from flodl.monitor import Dashboard, HtmlReport, Recorder, Terminal, serve
 from flodl.train.config import RunConfig
 
 __all__ = ["Run"]
@@ -40,7 +40,8 @@ class Run:
         self.terminal = Terminal(total_epochs, quiet=output.quiet)
         self.recorder: Recorder | None = None
         self.folder: Path | None = None
-        self._dashboard: Dashboard | None = None
+        self.dashboard: Dashboard | None = None
+        self._report: HtmlReport | None = None
         self._drawing: threading.Thread | None = None
         if output.record:
             self.recorder = Recorder(
@@ -62,7 +63,9 @@ class Run:
                 self._drawing = threading.Thread(target=self._draw, args=(model, self.recorder), name="flodl drawing")
                 self._drawing.start()
             if output.serve is not None:
-                self._dashboard = serve(output.serve, folder=self.folder.parent)
+                self.dashboard = serve(output.serve, folder=self.folder.parent)
+            if output.report:
+                self._report = HtmlReport(self.folder, self.folder / "report.html")
 
     def points(self, points: list[tuple[int, str, float]], epoch: int) -> None:
         """Metrics of single steps: (step, name, value)."""
@@ -75,6 +78,8 @@ class Run:
         self.terminal.epoch(number + 1, metrics, seconds, nan_count=not_finite)
         if self.recorder:
             self.recorder.epoch(number, metrics, seconds=seconds, step=step)
+        if self._report:
+            self._report.refresh()
 
     def say(self, text: str) -> None:
         """A line that is no warning."""
@@ -109,11 +114,16 @@ class Run:
                 self.recorder.finish(state, error)
             except StoreError as problem:  # of the record only: what was trained is not lost for it
                 self.terminal.note(f"warning: the record of this run is not complete: {problem}")
+        if self._report:
+            try:
+                self._report.close()
+            except StoreError as problem:
+                self.terminal.note(f"warning: {problem}")
 
     def close(self) -> None:
         """No longer serve the dashboard. Without this it is there until the program ends."""
-        if self._dashboard:
-            self._dashboard.close()
+        if self.dashboard:
+            self.dashboard.close()
 
     def _draw(self, model: Graph, recorder: Recorder) -> None:
         """The picture of a flow, which takes half a second that training need not wait for."""
