@@ -53,7 +53,7 @@ def test_a_stop_metric_ends_training_and_its_patience_survives(capsys: pytest.Ca
     frozen = nn.Linear(4, 2)
     frozen.weight.requires_grad_(False)
     folder = train(frozen, stop_metric="loss", stop_delta=100.0, patience=1, quiet=False)
-    assert "training ends at epoch 2, step 20" in capsys.readouterr().err
+    assert "training ends in epoch 2, after step 20" in capsys.readouterr().err
     with fl.monitor.RunView(folder) as view:
         assert view.info().state == "finished"
 

@@ -204,7 +204,7 @@ def test_a_schedule_moves_once_an_update() -> None:
             assert trainer.scheduler is not None
             for x, y in trainer.batches():
                 trainer.step(F.mse_loss(trainer.model(x), y))
-    assert seen == pytest.approx([1 - n / 6 for n in range(1, 7)])
+    assert seen == pytest.approx([1 - n / 6 for n in range(6)])
     assert trainer.run.folder is not None
     with fl.monitor.RunView(trainer.run.folder) as view:
         assert [p.value for p in view.series("lr")] == pytest.approx(seen)

@@ -26,6 +26,7 @@ class FitState:
     metrics: at `on_eval_end` what was measured, by its recorded name (`test_accuracy`); at `on_epoch_end` the means of the
     epoch, evaluations among them; at `on_step_end` the step's own metrics as they were given: a loss is a tensor `()`,
     which may still be under way on a GPU.
+    learning_rates: of each group; at `on_step_end` those of the update that was made.
     checkpoint: at `on_checkpoint` what was written. folder: the run's, None if it is not recorded.
     """
 

@@ -226,7 +226,7 @@ _SECTION_OF = {f.name: section for section, cls in _SECTIONS.items() for f in da
 _LEAST_OF_TRAINING = {
     "epochs": 0, "max_steps": 0, "max_time": 0, "batch_size": 1, "workers": 0, "prefetch": 0, "accumulate": 1,
     "clip_norm": 0, "clip_value": 0, "warmup_steps": 0, "swa_epochs": 1, "evaluate_steps": 1, "evaluate_epochs": 1,
-    "stop_delta": 0, "patience": 0, "seed": 0,
+    "stop_delta": 0, "patience": 1, "seed": 0,
 }  # fmt: skip
 _LEAST_OF_OUTPUT = {"save_steps": 1, "save_seconds": 0, "keep_last": 1, "serve": 0, "profile": 0}
 

@@ -30,7 +30,7 @@ from flodl.train.resuming import find_run, locate, program_of
 from flodl.train.run import Run
 from flodl.train.saving import CHECKPOINTS, Saver, read_checkpoint, write_checkpoint
 from flodl.train.signals import Interruption
-from flodl.train.update import Update
+from flodl.train.update import Update, rates
 
 if TYPE_CHECKING:
     from flodl.train.trainer import Trainer
@@ -179,7 +179,8 @@ class Fit:
         """Training is done: `epochs()` ends after this update, and the run is finished."""
         if not self.stopping:
             self.stopping = self._reached = True
-            self.run.say(f"training ends at epoch {self.position.epoch + 1}, step {self.step}: {why}")
+            number = self.position.epoch + (self.position.sample > 0)
+            self.run.say(f"training ends in epoch {number}, after step {self.step}: {why}")
 
     def epoch_is_whole(self) -> bool:
         """Whether every batch of the epoch was trained."""
@@ -214,7 +215,7 @@ class Fit:
     def _after_update(self, metrics: Mapping[str, Any]) -> None:
         training, output = self.config.training, self.config.output
         if self.update.scheduler:
-            self.ledger.rate(self.step, float(self.trainer.optimizer.param_groups[0]["lr"]))
+            self.ledger.rate(self.step, self.update.rates[0])
         self.tell("on_step_end", metrics)
         if training.evaluate_steps and self.step % training.evaluate_steps == 0:
             self.evaluate_planned()
@@ -330,7 +331,7 @@ class Fit:
             total_epochs=self.total_epochs,
             total_steps=self.total_steps,
             metrics=metrics,
-            learning_rates=tuple(float(group["lr"]) for group in optimizer.param_groups if "lr" in group),
+            learning_rates=self.update.rates if moment == "on_step_end" and self.update.scheduler else rates(optimizer),
             model=self.trainer.model,
             optimizer=optimizer,
             folder=self.run.folder,

@@ -19,7 +19,7 @@ from flodl.train.config import TrainingConfig
 from flodl.train.metrics import Weight
 from flodl.train.schedule import make_schedule
 
-__all__ = ["Update", "UpdateRule"]
+__all__ = ["Update", "UpdateRule", "rates"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +65,8 @@ class Update:
         self.scheduler = scheduler
         if scheduler is not None:
             _check_scheduler(scheduler, optimizer, training)
+        self.rates: tuple[float, ...] = ()
+        """Of the newest update, by group, where there is a schedule."""
         self.batches = 0
         """Of the update under way."""
         self.weight: Weight = 0.0
@@ -185,6 +187,7 @@ class Update:
         if self.rule.ema and not averaged:
             self.rule.ema.update()
         if self.scheduler:
+            self.rates = rates(self._optimizer)
             self.scheduler.step()
 
     def refuse_own_step(self) -> None:
@@ -262,6 +265,11 @@ class Update:
 
     def _parameters(self) -> list[Tensor]:
         return [p for group in self._optimizer.param_groups for p in group["params"]]
+
+
+def rates(optimizer: Optimizer) -> tuple[float, ...]:
+    """The learning rate of each group now."""
+    return tuple([float(group["lr"]) for group in optimizer.param_groups if "lr" in group])
 
 
 def _check_scheduler(scheduler: LRScheduler, optimizer: Optimizer, training: TrainingConfig) -> None:
