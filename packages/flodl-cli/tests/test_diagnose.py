@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jsonschema
+import psutil
 import pytest
 
 from flodl_cli.libtorch.arch import Arch
@@ -221,3 +224,20 @@ def test_a_wrong_override_and_a_wrong_option(fdl: Any) -> None:
     assert "FLODL_GPUS: 'RTX 3090' must be" in result.err
     assert fdl("diagnose", "--jsn").code == 2
     assert fdl("--complete", "fish", "diagnose", "--j").out.strip().startswith("--json")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_ends_what_is_being_asked(fdl: Any, torch_of_python: Any, number: signal.Signals) -> None:
+    """The torch that is asked hangs with a child of its own; both are gone afterwards."""
+    text = "import os, pathlib, subprocess, time\nchild = subprocess.Popen(['sleep', '61'])\n"
+    text += "pathlib.Path('pids.new').write_text(f'{os.getpid()} {child.pid}')\nos.rename('pids.new', 'pids')\ntime.sleep(61)\n"
+    fdl.env |= {**torch_of_python(text=text), "FLODL_GPUS": "none"}
+    with fdl.start("diagnose") as process:
+        while not Path("pids").exists():
+            assert process.poll() is None
+            time.sleep(0.02)
+        process.send_signal(number)
+        out, err = process.communicate(timeout=30)
+    assert (process.returncode, out, err) == (128 + number, "", "")
+    for pid in map(int, Path("pids").read_text().split()):
+        assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
