@@ -148,8 +148,10 @@ export class Run {
     this.seriesVersion += 1;
   }
 
-  private cut({ id, step }: EventRow): void {
-    const stays = (row: { id: number; step: number | null }) => row.id >= id || row.step === null || row.step <= (step ?? 0);
+  private cut({ id, step, data }: EventRow): void {
+    const mark = typeof data.after_id === "number" ? data.after_id : id; // rows of the same step, recorded later
+    const stays = (row: { id: number; step: number | null }) =>
+      row.id >= id || row.step === null || (row.step <= (step ?? 0) && row.id <= mark);
     this.epochs = this.epochs.filter(stays);
     this.events = this.events.filter((row) => HISTORY_KINDS.has(row.kind) || stays(row));
     this.rates = [];

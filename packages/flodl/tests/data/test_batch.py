@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 from flodl import DataError
 from flodl.data import batch_size_of, map_structure, to_device
@@ -39,6 +40,36 @@ def test_every_container_keeps_its_type_and_everything_else_its_value() -> None:
     assert doubled["n"] == 7
     assert torch.equal(batch["a"][0], torch.ones(2, 3)), "the batch given was changed"
     assert torch.equal(batch["b"]["c"].x, torch.ones(2, 3))
+
+
+class Graph:
+    """Moves itself, as the batches of graph libraries do."""
+
+    def __init__(self, x: torch.Tensor) -> None:
+        self.x = x
+
+    def to(self, device: torch.device | str) -> Graph:
+        return Graph(self.x.to(device))
+
+
+def test_objects_that_know_how_move_themselves() -> None:
+    packed = pack_sequence([torch.ones(3, 2), torch.ones(1, 2)])
+    moved = to_device({"g": Graph(torch.ones(2)), "p": packed, "t": Graph}, "meta")
+    assert moved["g"].x.device.type == "meta"
+    assert isinstance(moved["p"], PackedSequence)
+    assert moved["p"].data.device.type == "meta"
+    assert moved["p"].batch_sizes.device.type == "cpu", "torch wants it there"
+    assert moved["t"] is Graph
+
+
+def test_the_batch_of_a_tokenizer_keeps_its_type() -> None:
+    transformers = pytest.importorskip("transformers")
+    batch = transformers.BatchEncoding({"input_ids": torch.ones(2, 3), "text": ["a", "b"]})
+    moved = to_device(batch, "meta")
+    assert type(moved) is transformers.BatchEncoding
+    assert moved["input_ids"].device.type == "meta"
+    assert moved["text"] == ["a", "b"]
+    assert batch["input_ids"].device.type == "cpu", "the batch given was changed"
 
 
 def test_moving_copies_nothing_that_is_there() -> None:

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import closing
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from torch.utils.data import Dataset
 
 from flodl import DataError
 from flodl.data import Loader
+from flodl.data.fetching import Fetching
 from flodl.data.pace import Choice, Pace
 
 WAYS = [
@@ -156,13 +158,13 @@ def test_prefetch_fetches_ahead_in_one_thread() -> None:
 
 
 def test_nothing_is_started_for_fast_data() -> None:
-    for _ in range(2):
-        loader = Loader(Rows(400), 4)
-        for _batch in loader.epoch(0):
+    loader = Loader(Rows(160), 4)
+    for epoch in range(2):
+        for _ in loader.epoch(epoch):
             assert not data_threads()
             assert not children()
-            time.sleep(0.002)
-        assert loader.note is None
+            time.sleep(0.01)
+    assert loader.note is None
 
 
 @pytest.mark.parametrize("way", WAYS, ids=IDS)
@@ -305,7 +307,11 @@ def test_settings_outside_their_range_are_refused(setting: dict[str, Any]) -> No
 
 def run(script: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", textwrap.dedent(script)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
 
 
@@ -325,20 +331,96 @@ SLOW = """
 """
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_a_killed_or_interrupted_program_leaves_no_process(how: signal.Signals) -> None:
+@pytest.mark.parametrize(
+    ("how", "group"),
+    [(signal.SIGINT, True), (signal.SIGTERM, False), (signal.SIGKILL, False)],
+    ids=["ctrl-c", "kill", "kill -9"],
+)
+def test_a_killed_or_interrupted_program_leaves_no_process(how: signal.Signals, group: bool) -> None:
     program = run(SLOW)
     assert program.stdout
     assert program.stdout.readline() == "ready\n"
     workers = psutil.Process(program.pid).children()
     assert len(workers) == 2
-    program.send_signal(how)
+    if group:
+        os.killpg(program.pid, how)
+    else:
+        program.send_signal(how)
     _, errors = program.communicate(timeout=30)
     gone, alive = psutil.wait_procs(workers, timeout=10)
     assert not alive
     assert len(gone) == 2
     assert program.returncode == -how
     assert how != signal.SIGINT or errors.count("KeyboardInterrupt") == 1, errors
+
+
+def test_a_program_that_ends_in_the_middle_ends_quietly() -> None:
+    ending = """
+    from flodl.data import Loader
+    import torch
+
+    torch.set_num_threads(2)
+    (torch.ones(600, 600) @ torch.ones(600, 600)).sum()  # its threads do not exist in a forked process
+    class Rows:
+        def __len__(self): return 10_000
+        def __getitem__(self, i): return (torch.ones(600, 60) @ torch.ones(60, 600)).sum()
+
+    kept = [iter(Loader(Rows(), 2, **way).epoch(0)) for way in ({"workers": 2}, {"prefetch": 2})]
+    for batches in kept:
+        for _ in range(9): next(batches)
+    """
+    program = run(ending)
+    out, errors = program.communicate(timeout=60)
+    assert (program.returncode, out, errors) == (0, "", "")
+
+
+def test_in_a_thread_that_is_not_the_main_one() -> None:
+    got: list[Any] = []
+    thread = threading.Thread(target=lambda: got.extend(rows(Loader(Augmented(), 7, workers=2), 1)))
+    thread.start()
+    thread.join()
+    assert got == rows(Loader(Augmented(), 7, workers=0, prefetch=0), 1)
+
+
+@pytest.mark.parametrize("way", [{"workers": 2}, {"prefetch": 2}, {"workers": 0, "prefetch": 0}], ids=str)
+@pytest.mark.parametrize("whole", [True, False])
+def test_batches_are_pinned_before_the_loop_asks_for_them(way: dict[str, int], whole: bool) -> None:
+    """With the pinning of a CUDA device replaced by another change of the batch, which can be seen here."""
+    threads = set()
+
+    def pin(batch: Any) -> Any:
+        threads.add(threading.current_thread())
+        return batch[0] + 1000, batch[1]
+
+    source = Loader(Augmented(), 7)._source
+    fetching = Fetching(source, way.get("workers"), way.get("prefetch"), pin)
+    expected = [x + 1000 for x, _ in Loader(Augmented(), 7, workers=0, prefetch=0).epoch(0)]
+    items = fetching.items(0, 0, 9)
+    got = [item.batch[0] for item in (items if whole else islice(items, 3))]
+    items.close()
+    assert len(got) == (9 if whole else 3)
+    assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=False))
+    if way.get("workers"):
+        assert threading.main_thread() not in threads, "pinned while the loop waits"
+    assert not children()
+    assert not data_threads()
+
+
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="with one processor nothing is started")
+def test_where_no_process_can_be_started_it_goes_on_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_args: Any) -> None:
+        raise BlockingIOError("Resource temporarily unavailable")
+
+    monkeypatch.setattr(os, "fork", refuse)
+    loader = Loader(Rows(90, lambda i: hold_gil()), 1, shuffle=False)
+    got = []
+    for _, y in loader.epoch(0):
+        got += y.tolist()
+        time.sleep(0.005)
+    assert got == list(range(90))
+    assert "no worker process could be started: Resource temporarily" in str(loader.note)
+    with pytest.raises(BlockingIOError):
+        rows(Loader(Rows(), 4, workers=1), 0)
 
 
 def measured(fetch: Callable[[], object], step: Callable[[], object], **about: Any) -> Choice | None:
@@ -364,6 +446,7 @@ def release_gil() -> None:
     time.sleep(0.01)
 
 
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="with one processor nothing is started")
 def test_what_frees_the_gil_goes_to_a_thread_and_what_holds_it_to_processes() -> None:
     assert measured(lambda: None, release_gil) is None
     thread = measured(release_gil, release_gil)
@@ -382,6 +465,7 @@ def test_what_frees_the_gil_goes_to_a_thread_and_what_holds_it_to_processes() ->
     assert not data_threads()
 
 
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="with one processor nothing is started")
 def test_slow_python_is_fetched_in_processes_and_sleep_in_a_thread() -> None:
     for act, expected in ((lambda i: hold_gil(), "worker process"), (lambda i: time.sleep(0.01), "a thread")):
         loader = Loader(Rows(90, act), 1, shuffle=False)

@@ -157,10 +157,18 @@ def test_a_stream_with_a_state_resumes_without_reading_again(way: dict[str, int]
     second = Loader(source, 4, **way)
     second.load_state_dict(saved)
     assert flat(second, 2, 12) == list(range(12, 23))
+    assert "read anew" not in str(second.note)
     if not way.get("workers"):
         assert source.read == list(range(12, 23)), "read again what was done"
         assert source.epochs == [2]
     assert flat(second, 3) == list(range(23))
+
+
+def test_reading_again_is_told() -> None:
+    loader = Loader(Numbers(), 4, prefetch=0)
+    assert loader.note is None
+    assert flat(loader, 0, 8) == list(range(8, 23))
+    assert loader.note == "Numbers is read anew as far as sample 8 of the epoch"
 
 
 def test_a_loader_without_such_a_stream_has_no_state() -> None:

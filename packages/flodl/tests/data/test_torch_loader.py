@@ -52,6 +52,7 @@ def test_its_dataset_batch_size_and_drop_last_are_used() -> None:
     loader = Loader(DataLoader(TENSORS, batch_size=5, drop_last=True), 64)
     assert loader.resident, "tensors are gathered, not collated"
     assert loader.batch_size == 5
+    assert loader.note == "batches of 5, as the DataLoader has them, not of 64"
     assert batches(loader) == [list(range(at, at + 5)) for at in (0, 5, 10, 15)]
     assert (loader.samples, loader.batches) == (20, 4)
 

@@ -441,3 +441,20 @@ def test_runs_that_start_in_the_same_second_have_different_folders(
     with Recorder(tmp_path) as first, Recorder(tmp_path) as second:
         assert first.run_id == "20261201-002339-aaaa"
         assert second.run_id == "20261201-002339-bbbb"
+
+
+def test_a_cut_at_a_mark_also_drops_later_rows_of_the_same_step(tmp_path: Path) -> None:
+    with Recorder(tmp_path) as recorder:
+        recorder.metric("loss", 1.0, step=5)
+        recorder.metric("test_loss", 2.0, step=5)
+        mark = recorder.flush()
+        assert mark is not None
+        recorder.metric("test_loss", 3.0, step=5)
+        recorder.epoch(0, {"loss": 1.0}, step=5)
+        recorder.event("evaluation", step=5)
+        recorder.cut_after(5, mark)
+        with RunView(recorder.folder) as view:
+            assert [(p.name, p.value) for p in view.points()] == [("loss", 1.0), ("test_loss", 2.0)]
+            assert view.epochs() == []
+            (cut,) = view.events()
+            assert (cut.kind, cut.data) == ("cut", {"after_step": 5, "after_id": mark})

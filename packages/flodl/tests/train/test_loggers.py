@@ -310,6 +310,7 @@ def test_wandb_has_every_point(tmp_path: Path) -> None:
     from wandb.proto import wandb_internal_pb2
     logger = loggers.WandB(config=CONFIG, project="digits", mode="offline", settings=wandb.Settings(silent=True))
     drive(logger, range(1, 8))
+    wandb.teardown()  # its own process may still be writing after `finish`, until it ends
     (path,) = Path("wandb").glob("offline-run-*/*.wandb")
     assert path.stem == f"run-{logger.state_dict()['id']}"
     data, at, found, config = path.read_bytes(), 7, set(), {}

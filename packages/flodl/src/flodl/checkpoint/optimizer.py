@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from flodl.checkpoint.keys import plain_name, unwrapped
-from flodl.errors import nearest
+from flodl.errors import CheckpointError, nearest
 
 __all__ = ["OptimizerFit", "named_state", "optimizer_fit", "optimizer_state", "put_optimizer"]
 
@@ -35,7 +35,14 @@ def optimizer_state(optimizer: Optimizer, model: nn.Module | Mapping[str, Any]) 
 
     `groups`: the settings of each group, with the names (`params`) and `shapes` of its parameters. `state`: name -> what
     the optimizer keeps for it. `named`: whether the names are the model's or only places.
+
+    Raises CheckpointError for an optimizer whose state is spread over processes.
     """
+    modules = model.modules() if isinstance(model, nn.Module) else ()
+    if any(type(m).__name__ == "FullyShardedDataParallel" and getattr(m, "world_size", 1) > 1 for m in modules):
+        raise CheckpointError(
+            "FSDP keeps the optimizer's state in parts: use fl.checkpoint.save_sharded in all processes."
+        )
     return named_state(
         optimizer.state_dict(),
         kind=type(optimizer).__name__,

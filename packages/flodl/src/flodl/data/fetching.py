@@ -90,7 +90,7 @@ class Fetching:
             supply.close()
 
     def _chosen(self, pace: Pace, number: int, batches: int | None) -> Choice | None:
-        draws = self.source.draws
+        draws = self.source.watch.draws
         most = 0 if self._workers == 0 else 1 if isinstance(self.source, Stream) else 1 << 10
         if self._asked:
             if number < _PROBED:
@@ -104,8 +104,7 @@ class Fetching:
         left = None if batches is None else batches - number
         choice = pace.choice(draws=draws, batches_left=left, most_workers=most)
         if choice and choice.kind != "here":
-            places = "a thread" if choice.kind == "thread" else f"{choice.workers} worker process(es)"
-            self.note = f"batches are fetched ahead in {places}: {choice.why}"
+            self.note = f"batches are fetched ahead in {_places(choice)}: {choice.why}"
         return choice
 
     def _supply(self, choice: Choice, epoch: int, at: int) -> _Supply:
@@ -127,7 +126,12 @@ class Fetching:
         supply.close()
         if isinstance(self.source, Stream) and self.state and self.state[2] is not None:
             self.source.resume = self.state
-        return self._supply(choice, epoch, at)
+        try:
+            return self._supply(choice, epoch, at)
+        except OSError as error:  # no process or memory left: nobody asked for workers, so it goes on without
+            self._choice = Choice()
+            self.note = f"batches are not fetched ahead, no worker process could be started: {error}"
+            return self._supply(self._choice, epoch, at)
 
     def _where(self, epoch: int, at: int) -> str:
         if isinstance(self.source, Stream):
@@ -135,6 +139,12 @@ class Fetching:
         index = next(iter(self.source.plan(epoch, at))).tolist()
         some = ", ".join(map(str, index[:8])) + (", ..." if len(index) > 8 else "")
         return f"The batch of samples {at} to {at + len(index) - 1} of epoch {epoch} (items {some} of the dataset)"
+
+
+def _places(choice: Choice) -> str:
+    if choice.kind == "thread":
+        return "a thread"
+    return "a worker process" if choice.workers == 1 else f"{choice.workers} worker processes"
 
 
 class _Share:

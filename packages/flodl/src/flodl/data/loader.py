@@ -25,6 +25,7 @@ from flodl.errors import DataError
 
 __all__ = ["Loader"]
 
+_LONG_S = 1.0  # of a start that is worth a word
 _RESIDENT_SHARE = 0.5  # of the device's free memory; the rest is for the model, its gradients and activations
 
 
@@ -66,10 +67,13 @@ class Loader:
         collate: Callable[[list[Any]], Batch] | None = None,
     ) -> None:
         plan: SamplerPlan | None = None
+        notes: list[str] = []
         if isinstance(dataset, DataLoader):
             parts = take_apart(dataset)
             dataset, collate = parts.dataset, collate or parts.collate
-            batch_size = parts.batch_size or batch_size
+            if parts.batch_size and parts.batch_size != batch_size:
+                notes.append(f"batches of {parts.batch_size}, as the DataLoader has them, not of {batch_size}")
+                batch_size = parts.batch_size
             shuffle = shuffle if parts.shuffle is None else parts.shuffle
             drop_last = drop_last or parts.drop_last
             workers = parts.workers if workers is None else workers
@@ -106,7 +110,12 @@ class Loader:
             if group_by_length is not False:
                 if plan:
                     raise DataError("group_by_length has no effect on a DataLoader with a sampler of its own.")
+                begun = time.perf_counter()
                 self._lengths = lengths_of(self.dataset, group_by_length)
+                if (seconds := time.perf_counter() - begun) > _LONG_S:
+                    notes.append(
+                        f"the lengths of all samples were read in {seconds:.1f} s; group_by_length takes them, too"
+                    )
             self.resident = plan is None and isinstance(self.dataset, Tensors) and _fits(self.dataset, self.device)
             if self.resident and isinstance(self.dataset, Tensors):
                 self.dataset = self.dataset.to(self.device)
@@ -114,6 +123,7 @@ class Loader:
         self._source = source
         self._fetching = Fetching(source, workers, prefetch, pinned if self.device.type == "cuda" else None)
         self._waited = 0.0
+        self._notes = notes
 
     def __len__(self) -> int:
         """Batches in a whole epoch. Raises TypeError where that is unknown."""
@@ -148,8 +158,8 @@ class Loader:
 
     @property
     def note(self) -> str | None:
-        """One line on how batches are fetched, where there is something to say; None otherwise."""
-        return self._fetching.note
+        """One line on what was chosen and found out by now, where there is something to say; None otherwise."""
+        return "; ".join([*self._notes, *([self._fetching.note] if self._fetching.note else [])]) or None
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """The batches of epoch `epoch` (from 0) after its first `start` samples, as the loop unpacks them."""
@@ -164,6 +174,9 @@ class Loader:
         if isinstance(self._source, Stream):
             if start < 0:
                 raise DataError(f"An epoch cannot be resumed after sample {start}.")
+            resume = self._source.resume
+            if start and (resume is None or resume[:2] != (epoch, start)):
+                self._notes.append(f"{type(self.dataset).__name__} is read anew as far as sample {start} of the epoch")
             return self._streamed(epoch, start)
         if self.resident:
             return self._resident(self._remaining(epoch, start))

@@ -14,7 +14,7 @@ from torch.utils.data import default_collate
 
 from flodl.data.batch import Batch, batch_size_of, map_structure
 from flodl.data.dataset import BatchDataset, array_to_tensor, collated
-from flodl.data.seeding import drawn_since, fetch_watched, seed_all, seeded, snapshot, untouched
+from flodl.data.seeding import DrawWatch, seed_all
 from flodl.errors import DataError
 
 __all__ = ["Batches", "Indexed", "Item", "Place", "Stream"]
@@ -46,8 +46,7 @@ class Indexed:
         self.dataset = dataset
         self.plan = plan
         self.seed = seed
-        self.draws = False
-        """Whether a fetch was seen to draw from the global generators."""
+        self.watch = DrawWatch()
 
     def items(self, epoch: int, start: int, place: Place) -> Iterator[Item]:
         """The batches of `epoch` after `start` samples, of those every `place.of`-th."""
@@ -63,11 +62,7 @@ class Indexed:
         """The batch at `index`, the same in every kind of place."""
         key = (self.seed, epoch, first)
         if place.kind == "here":
-            if self.draws:
-                with seeded(*key):
-                    return self.dataset.fetch(index)
-            batch, self.draws = fetch_watched(lambda: self.dataset.fetch(index), *key)
-            return batch
+            return self.watch.fetch(lambda: self.dataset.fetch(index), *key)
         if place.kind == "worker":
             seed_all(*key)
         return self.dataset.fetch(index)
@@ -92,8 +87,6 @@ class Stream:
     A place in it is found again by its own `state_dict` and `load_state_dict` when it has them, else by reading as far.
     """
 
-    draws = False
-
     def __init__(
         self,
         source: Iterable[Any],
@@ -111,6 +104,7 @@ class Stream:
         self.source = source
         self.batch_size = batch_size
         self.seed = seed
+        self.watch = DrawWatch()
         self.drop_last = drop_last
         self.has_state = hasattr(source, "state_dict") and hasattr(source, "load_state_dict")
         self.resume: tuple[int, int, Any] | None = None
@@ -144,7 +138,7 @@ class Stream:
 
     def _guarded(self, place: Place, epoch: int, first: int) -> AbstractContextManager[None]:
         if place.kind == "here":
-            return _Watch(self, (self.seed, epoch, first))
+            return self.watch.seeded(self.seed, epoch, first)
         if place.kind == "worker":
             seed_all(self.seed, epoch, first)
         return nullcontext()
@@ -170,20 +164,3 @@ class Stream:
 
     def _state(self) -> Any:
         return copy.deepcopy(self.source.state_dict()) if self.has_state else None  # type: ignore[attr-defined]
-
-
-class _Watch:
-    """Seeds the generators, and tells a stream when something drew from them."""
-
-    def __init__(self, stream: Stream, key: tuple[int, ...]) -> None:
-        self._stream, self._key = stream, key
-
-    def __enter__(self) -> None:
-        self._outer = untouched()
-        self._outer.__enter__()
-        seed_all(*self._key)
-        self._before = snapshot()
-
-    def __exit__(self, *error: Any) -> None:
-        self._stream.draws = self._stream.draws or drawn_since(self._before)
-        self._outer.__exit__(*error)

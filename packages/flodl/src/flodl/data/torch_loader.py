@@ -129,7 +129,7 @@ class SamplerPlan:
     @contextmanager
     def _seeded(self, epoch: int) -> Iterator[None]:
         with ExitStack() as stack:
-            stack.enter_context(seeded(self.seed, epoch))
+            stack.enter_context(seeded(self.seed, epoch, 0, 1))  # (..., 0) is the first batch's
             for generator in self._generators:
                 stack.callback(generator.set_state, generator.get_state())
                 key = np.random.SeedSequence([generator.initial_seed(), self.seed, epoch])

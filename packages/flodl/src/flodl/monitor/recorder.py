@@ -176,13 +176,17 @@ class Recorder:
             )
         )
 
-    def cut_after(self, step: int) -> None:
+    def cut_after(self, step: int, mark: int | None = None) -> None:
         """Deletes points, epochs and events after `step`, so that the curves of a resumed run do not overlap.
+
+        mark: what `flush` returned when the checkpoint was made: what was recorded since goes, too, even if it belongs to
+        the same step (an evaluation, the end of the epoch).
 
         Raises:
             StoreError: it could not be committed.
         """
-        self._queue.append(Cut(step=_integer("step", step), time=time.time()))
+        mark = None if mark is None else _integer("mark", mark)
+        self._queue.append(Cut(step=_integer("step", step), mark=mark, time=time.time()))
         self.flush()
 
     def requests(self) -> tuple[Request, ...]:
@@ -196,14 +200,13 @@ class Recorder:
             taken.append(request)
         return tuple(taken)
 
-    def flush(self) -> None:
-        """Waits until all that was recorded is committed.
+    def flush(self) -> int | None:
+        """Waits until all that was recorded is committed. Returns the highest id of a row until then; None after `finish`.
 
         Raises:
             StoreError: it could not be; it is kept and tried again.
         """
-        if self._writer is not None:
-            self._writer.flush()
+        return None if self._writer is None else self._writer.flush()
 
     def finish(self, state: Literal["finished", "stopped", "failed"] = "finished", error: str | None = None) -> None:
         """Ends the run: everything committed, no thread left. The first call decides the state; another does nothing.

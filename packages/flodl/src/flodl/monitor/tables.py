@@ -69,9 +69,10 @@ class Totals:
 
 @dataclass(frozen=True, kw_only=True)
 class Cut:
-    """Deletes what came after `step`."""
+    """Deletes what came after `step`, and, where `mark` says so, what was recorded after the row with that id."""
 
     step: int
+    mark: int | None
     time: float
 
 
@@ -132,6 +133,11 @@ class Tables:
                 self._connection.execute("ROLLBACK")
             self._reload()
             raise
+
+    @property
+    def last_id(self) -> int:
+        """The highest id that a row has."""
+        return int(self._next_id) - 1
 
     def _reload(self) -> None:
         self._series: dict[str, int] = {}
@@ -244,12 +250,14 @@ class Tables:
 
     def _cut(self, cut: Cut) -> None:
         execute = self._connection.execute
-        execute("DELETE FROM epoch_value WHERE epoch_id IN (SELECT id FROM epoch WHERE step > ?)", (cut.step,))
+        mark = self._next_id if cut.mark is None else cut.mark
+        later = cut.step, mark
+        execute("DELETE FROM epoch_value WHERE epoch_id IN (SELECT id FROM epoch WHERE step > ? OR id > ?)", later)
         for table in ("point", "epoch"):
-            execute(f"DELETE FROM {table} WHERE step > ?", (cut.step,))
-        execute(
-            "DELETE FROM event WHERE step > ? AND kind NOT IN ('cut', 'resumed')", (cut.step,)
-        )  # the run's own history
+            execute(f"DELETE FROM {table} WHERE step > ? OR id > ?", later)
+        execute(  # all but the run's own history
+            "DELETE FROM event WHERE (step > ? OR id > ?) AND kind NOT IN ('cut', 'resumed')", later
+        )
         self._last_step = cut.step
         (self._last_epoch,) = execute("SELECT max(number) FROM epoch").fetchone()
         self._event(  # tells a live reader, who has the deleted rows already, to drop them
@@ -260,7 +268,7 @@ class Tables:
                 time=cut.time,
                 start=cut.time,
                 seconds=None,
-                data=f'{{"after_step": {cut.step}}}',
+                data=dumps({"after_step": cut.step} | ({} if cut.mark is None else {"after_id": cut.mark})),
             )
         )
 

@@ -28,11 +28,15 @@ _log = logging.getLogger("flodl.monitor")
 
 
 class Flush:
-    """A mark in the queue: everything before it is committed, or `failure` says why not, once `done` is set."""
+    """A mark in the queue: everything before it is committed, or `failure` says why not, once `done` is set.
+
+    `last_id`: of the rows until then.
+    """
 
     def __init__(self) -> None:
         self.done = threading.Event()
         self.failure: StoreError | None = None
+        self.last_id = 0
 
 
 class Writer:
@@ -61,8 +65,8 @@ class Writer:
     def is_alive(self) -> bool:
         return self._thread.is_alive()
 
-    def flush(self) -> None:
-        """Waits until all that was appended before is committed.
+    def flush(self) -> int:
+        """Waits until all that was appended before is committed. Returns the highest id of a row until then.
 
         Raises:
             StoreError: it could not be committed. It is kept in memory and tried again, so a later flush can succeed.
@@ -75,6 +79,7 @@ class Writer:
                 raise self._failure or StoreError(f"run store {self._path}: its writer has ended")
         if mark.failure is not None:
             raise mark.failure
+        return mark.last_id
 
     def stop(self) -> None:
         """Commits the rest and ends the thread. May be called again, for instance after a Ctrl-C during the first call.
@@ -126,6 +131,7 @@ class Writer:
                     self._close(opened)
             for mark in flushes:
                 mark.failure = self._failure
+                mark.last_id = opened[1].last_id if opened else 0
                 mark.done.set()
 
     def _take(self) -> list[Flush]:

@@ -70,6 +70,8 @@ class Fit:
         self.resumed: Path | None = None
         """The run's folder that was resumed."""
         self.resumed_at = 0
+        self.mark: int | None = None
+        """How far the run's record was when the newest checkpoint was made."""
         self.unknown_callbacks: list[str] = []
         """Whose saved states no callback takes."""
         self.evaluation_due = False
@@ -119,6 +121,7 @@ class Fit:
                 total_steps=self.total_steps,
                 resumed=self.resumed,
                 step=self.resumed_at,
+                mark=self.mark,
             )
             atexit.register(self.trainer.end_with_the_program)
             place = self._run.place if self._run.folder else None
@@ -361,6 +364,7 @@ class Fit:
         """Write a checkpoint into the run's folder. A periodic one is written in the background, or gives way to another."""
         saver, self._saved_at = self._open_saver(), time.monotonic()
         self.drain()  # the epoch's sums so far are part of what is saved
+        self.mark = self.run.flush()
         newest = {**(self.history[-1] if self.history else {}), **self._measured}
         with self.as_given():
             path = saver.save_fit(self, newest, explicit=not periodic)
@@ -372,6 +376,7 @@ class Fit:
     def write(self, path: str | os.PathLike[str]) -> Path:
         """Write a checkpoint to `path`."""
         self.drain()
+        self.mark = self.run.flush()
         started = time.time()
         with self.as_given():
             written = write_checkpoint(path, self)

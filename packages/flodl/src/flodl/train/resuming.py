@@ -16,12 +16,13 @@ from flodl.monitor import RunView
 from flodl.monitor.schema import FILE_NAME
 from flodl.train.config import RunConfig
 
-__all__ = ["CHECKPOINT", "CHECKPOINTS", "find_run", "locate", "program_of", "run_of", "written_by"]
+__all__ = ["CHECKPOINT", "CHECKPOINTS", "about", "find_run", "locate", "program_of", "run_of", "written_by"]
 
 CHECKPOINT = "checkpoint.pt"  # in the run's folder: the single file of earlier versions
 CHECKPOINTS = "checkpoints"  # in the run's folder
 
 _RESUME = ("--resume", "--training.resume")
+_SHOWN = 5
 _ELSEWHERE = ("resume", "device")  # training settings that may differ between two halves of one run
 
 
@@ -59,9 +60,21 @@ def run_of(file: Path) -> Path | None:
 
 def written_by(path: Path) -> int:
     """Which trainer of its program, counted from 0, wrote the checkpoint at `path`."""
-    file = locate(path)
-    info = checkpoint.read_manifest(file).info if file.is_dir() else {}
-    return int(info["trainer"] if "trainer" in info else checkpoint.load(file).extra["trainer"])
+    return int(about(locate(path))["trainer"])
+
+
+def about(file: Path) -> Mapping[str, Any]:
+    """What a trainer says of the checkpoint that it wrote: its number (`trainer`) and what its `data` depend on.
+
+    Raises CheckpointError for one that no trainer wrote.
+    """
+    found: Mapping[str, Any] = checkpoint.read_manifest(file).info if file.is_dir() else checkpoint.load(file).extra
+    if "data" not in found:
+        raise CheckpointError(
+            f"{file} was not written by this version's Trainer, so there is no training to go on with: load its weights "
+            "with fl.checkpoint.load and begin a new run."
+        )
+    return found
 
 
 def program_of(config: RunConfig) -> dict[str, Any]:
@@ -84,17 +97,18 @@ def find_run(
     chosen, or why none was.
     """
     folder = Path(folder)
-    reasons = []
-    for run in sorted((p for p in folder.iterdir() if p.is_dir()), reverse=True) if folder.is_dir() else ():
-        manifest = next((c.manifest for c in reversed(list_checkpoints(run / CHECKPOINTS)) if c.manifest), None)
-        if manifest is None:
-            continue
-        reason = _difference(manifest.info, program, trainer) or _against(run)
+    found, reasons = [], []
+    for run in (p for p in folder.iterdir() if p.is_dir()) if folder.is_dir() else ():
+        newest = next((c.manifest for c in reversed(list_checkpoints(run / CHECKPOINTS)) if c.manifest), None)
+        if newest is not None:
+            found.append((newest.created, run, newest.info))
+    for _, run, info in sorted(found, key=lambda entry: entry[0], reverse=True):
+        reason = _difference(info, program, trainer) or _against(run)
         if not reason:
             say(f"resuming {run}, the newest run of this program that is not finished")
             return run
         reasons.append(f"{run.name} {reason}")
-    why = f" ({'; '.join(reasons[:3])}{'; ...' if len(reasons) > 3 else ''})" if reasons else ""
+    why = f" ({'; '.join(reasons[:_SHOWN])}{'; ...' if len(reasons) > _SHOWN else ''})" if reasons else ""
     say(f"nothing to resume in {folder}{why}: a new run begins")
     return None
 

@@ -34,6 +34,7 @@ class Run:
         total_steps: int | None = None,
         resumed: Path | None = None,
         step: int = 0,
+        mark: int | None = None,
     ) -> None:
         output = config.output
         self._quiet = output.quiet
@@ -57,7 +58,7 @@ class Run:
             )
             self.folder = self.recorder.folder
             if resumed is not None:
-                self.recorder.cut_after(step)
+                self.recorder.cut_after(step, mark)
             self.recorder.artifact("model.txt", str(model))
             if isinstance(model, Graph) and sum(1 for _ in model.modules()) <= _MOST_DRAWN:
                 self._drawing = threading.Thread(target=self._draw, args=(model, self.recorder), name="flodl drawing")
@@ -103,6 +104,15 @@ class Run:
         typed = os.environ.get("FDL_COMMAND")
         place = str(self.folder) if typed else self.place  # a task of fdl may run in another folder
         return f"FLODL_RESUME={shlex.quote(place)} {typed or shlex.join(sys.orig_argv)}"
+
+    def flush(self) -> int | None:
+        """All that was recorded is on disk: a checkpoint must not be ahead of its run's record. Returns the record's mark."""
+        if self.recorder:
+            try:
+                return self.recorder.flush()
+            except StoreError as problem:  # training goes on without a record rather than not at all
+                self.terminal.note(f"warning: the record of this run is behind: {problem}")
+        return None
 
     def finish(self, state: Literal["finished", "stopped", "failed"], error: str | None = None) -> None:
         """End the run: everything committed, no thread left."""

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flodl import checkpoint
+from flodl.checkpoint.save import FILE_SUFFIXES
+from flodl.checkpoint.snapshot import take, write_folder
 from flodl.data import Position
 from flodl.errors import ConfigError
-from flodl.train.resuming import CHECKPOINT, CHECKPOINTS, locate, program_of, run_of, written_by
+from flodl.train.resuming import CHECKPOINT, CHECKPOINTS, about, locate, program_of, run_of, written_by
 
 if TYPE_CHECKING:
     from flodl.train.fit import Fit
@@ -27,29 +29,16 @@ class Saver(checkpoint.Series):
 
         Returns where it will be; None for a periodic one that was left out because an explicit one waits to be written.
         """
-        info = {"trainer": fit.trainer.number, "data": _data(fit), "program": program_of(fit.config)}
-        return self.save(
-            step=fit.step,
-            model=fit.trainer.model,
-            optimizer=fit.trainer.optimizer,
-            position=asdict(fit.position),
-            extra=training_state(fit),
-            metrics=metrics,
-            info=info,
-            explicit=explicit,
-        )
+        info = {**_about(fit), "program": program_of(fit.config)}
+        return self.save(step=fit.step, metrics=metrics, info=info, explicit=explicit, **_content(fit))
 
 
 def write_checkpoint(path: str | os.PathLike[str], fit: Fit) -> Path:
     """Write model, optimizer, position and everything else that training goes on from, at once."""
-    return checkpoint.save(
-        path,
-        model=fit.trainer.model,
-        optimizer=fit.trainer.optimizer,
-        position=asdict(fit.position),
-        extra=training_state(fit),
-        step=fit.step,
-    )
+    path = Path(path)
+    if path.suffix in FILE_SUFFIXES:
+        return checkpoint.save(path, step=fit.step, **_content(fit))
+    return write_folder(path, take(step=fit.step, info=_about(fit), **_content(fit)))
 
 
 def read_checkpoint(path: Path, fit: Fit) -> Path | None:
@@ -66,13 +55,23 @@ def read_checkpoint(path: Path, fit: Fit) -> Path | None:
     return run_of(file)
 
 
+def _content(fit: Fit) -> dict[str, Any]:
+    trainer = fit.trainer
+    position = asdict(fit.position)
+    return {"model": trainer.model, "optimizer": trainer.optimizer, "position": position, "extra": training_state(fit)}
+
+
+def _about(fit: Fit) -> dict[str, Any]:
+    return {"trainer": fit.trainer.number, "data": _data(fit)}
+
+
 def training_state(fit: Fit) -> dict[str, Any]:
     """Plain values and tensors: what is neither the model's nor the optimizer's own state."""
     update = fit.update
     state: dict[str, Any] = {
         "step": fit.step,
-        "trainer": fit.trainer.number,
-        "data": _data(fit),
+        **_about(fit),
+        "record": fit.mark,
         # Evaluations that follow the last update may be done once more: they then draw the same numbers.
         "rng": fit.rng_before_evaluation or checkpoint.rng_state(),
         "evaluation_due": fit.evaluation_due,
@@ -97,7 +96,7 @@ def training_state(fit: Fit) -> dict[str, Any]:
 def put_state(fit: Fit, state: Mapping[str, Any]) -> None:
     """Go on from `training_state`."""
     update = fit.update
-    fit.step = state["step"]
+    fit.step, fit.mark = state["step"], state["record"]
     fit.evaluation_due = state["evaluation_due"]
     fit.ledger.load(state["ledger"])
     fit.unknown_callbacks = fit.callbacks.load(state["callbacks"])
@@ -119,8 +118,7 @@ def _data(fit: Fit) -> dict[str, Any]:
 
 
 def _check_data(file: Path, data: Mapping[str, Any]) -> None:
-    info = checkpoint.read_manifest(file).info if file.is_dir() else {}
-    was = info["data"] if "data" in info else checkpoint.load(file).extra.get("data", {})
+    was = about(file)["data"]
     for what, now in data.items():
         if what in was and was[what] != now:
             raise ConfigError(
