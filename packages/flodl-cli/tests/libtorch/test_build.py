@@ -151,7 +151,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory, fdl: Any, programs: Progra
     git = ["git", "-c", "user.name=x", "-c", "user.email=x@example.org", "-C", str(folder)]
     for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "all"], ["tag", "v2.13.0"]):
         subprocess.run([*git, *words], check=True)
-    fdl.env["FDL_PYTORCH_GIT"] = f"file://{folder}"
+    fdl.env["FLODL_PYTORCH_GIT"] = f"file://{folder}"
     programs("nvcc", NVCC)
     programs("python3", VENV)
     return folder

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the archives ar
 @pytest.fixture
 def zips(server: Any, libtorch: Any, fdl: Any, zip_of: Callable[..., bytes]) -> bytes:
     """PyTorch's server, with one archive."""
-    fdl.env["FDL_LIBTORCH_URL"] = server.url
+    fdl.env["FLODL_LIBTORCH_URL"] = server.url
     server.files[ZIP] = content = zip_of()
     return content
 
@@ -40,7 +40,7 @@ def index(server: Any, libtorch: Any, fdl: Any) -> Callable[..., None]:
         "PIP_INDEX_URL": f"{server.url}/simple",
         "PIP_RETRIES": "0",
         "PIP_NO_CACHE_DIR": "1",
-        "FDL_TORCH_INDEX": f"{server.url}/whl",
+        "FLODL_TORCH_INDEX": f"{server.url}/whl",
     }
 
     def fill(wheels: dict[str, bytes], folder: str = "/simple", hashes: dict[str, str] | None = None) -> None:

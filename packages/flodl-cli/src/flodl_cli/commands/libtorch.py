@@ -57,7 +57,7 @@ def _store(path: Path | None) -> Store:
 @click.option(
     "--source", type=click.Choice(["wheel", "zip"]), default="wheel", help="The wheel by pip, or PyTorch's zip."
 )
-@click.option("--url", help="Where the zips lie (--source zip), for mirrors; or FDL_LIBTORCH_URL.")
+@click.option("--url", help="Where the zips lie (--source zip), for mirrors; or FLODL_LIBTORCH_URL.")
 @click.option("--sha256", help="What the zip must have (--source zip).")
 @click.option(
     "--retries", type=click.IntRange(0), default=5, show_default=True, help="How often a server is asked again."

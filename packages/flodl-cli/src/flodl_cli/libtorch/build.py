@@ -28,7 +28,7 @@ __all__ = [
     "variant_name",
 ]
 
-SOURCE_VARIABLE = "FDL_PYTORCH_GIT"  # another place of the sources, such as a mirror
+SOURCE_VARIABLE = "FLODL_PYTORCH_GIT"  # another place of the sources, such as a mirror
 _SOURCE = "https://github.com/pytorch/pytorch.git"
 _GB_PER_JOB = 3  # what nvcc takes for the largest of torch's files
 

@@ -11,7 +11,7 @@ from flodl_cli.libtorch.releases import number
 
 __all__ = ["BASE_VARIABLE", "place_of", "zip_url"]
 
-BASE_VARIABLE = "FDL_LIBTORCH_URL"
+BASE_VARIABLE = "FLODL_LIBTORCH_URL"
 _BASE = "https://download.pytorch.org/libtorch"
 
 

@@ -18,7 +18,7 @@ from flodl_cli.libtorch.progress import Progress
 
 __all__ = ["INDEX_VARIABLE", "Wheel", "as_pip_does", "get", "place_of", "resolve"]
 
-INDEX_VARIABLE = "FDL_TORCH_INDEX"  # where the indexes of cpu, cu126, ... lie, should pip's own not have the build
+INDEX_VARIABLE = "FLODL_TORCH_INDEX"  # where the indexes of cpu, cu126, ... lie, should pip's own not have the build
 _TORCH_INDEX = "https://download.pytorch.org/whl"
 
 
@@ -45,7 +45,7 @@ def resolve(version: str, tag: str) -> list[Wheel]:
     words = [wanted, "--no-deps"] if tag == "cpu" else [wanted]
     report, said = _report(words)
     if report is None and not mac:
-        index = f"{os.environ.get(INDEX_VARIABLE) or _TORCH_INDEX}/{tag}"
+        index = f"{(os.environ.get(INDEX_VARIABLE) or _TORCH_INDEX).rstrip('/')}/{tag}"
         report, said = _report([*words, "--extra-index-url", index])
     if report is None:
         raise ResolveError(f"pip finds no {wanted} for this Python and machine:\n{said}\n{_remedy(version)}")
