@@ -278,3 +278,13 @@ def test_dataclass_fields_arrive_as_their_types(fdl: Fdl, entry: Any) -> None:
         "Settings(n=3, policy='cadence', fast=True, sizes=(3, 4), where=PosixPath('x'))\n"
     )  # fmt: skip
     assert "Trains letters." in fdl("go", "--help").out
+
+
+def test_a_description_from_the_docstring_of_the_script(fdl: Any, entry: Any) -> None:
+    entry(
+        '"""Trains letters.\n\nMore of it."""\nimport argparse\n'
+        "p = argparse.ArgumentParser(description=__doc__.splitlines()[0])\np.add_argument('--n')\np.parse_args()\n"
+    )
+    shown = fdl("go", "--help").out
+    assert "Trains letters." in shown
+    assert "--n" in shown

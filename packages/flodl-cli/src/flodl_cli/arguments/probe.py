@@ -35,14 +35,18 @@ def main() -> None:
         script = str(found.origin)
     else:
         sys.path.insert(0, os.path.dirname(os.path.abspath(script)))
-    cut = neighbour("slice", here).cut(ast.parse(pathlib.Path(script).read_bytes(), script))
+    tree = ast.parse(pathlib.Path(script).read_bytes(), script)
+    documentation = ast.get_docstring(tree, clean=False)  # description=__doc__: the slice has lost it
+    cut = neighbour("slice", here).cut(tree)
     module = neighbour("trust", here).believed(*cut) if cut is not None else None
     if module is None:
         write(out, None, [script])
     assert module is not None
     sys.argv = [script]
     space = types.ModuleType("__main__")
-    space.__dict__.update(__file__=script, __package__=target.rpartition(".")[0] if kind == "module" else None)
+    space.__dict__.update(
+        __doc__=documentation, __file__=script, __package__=target.rpartition(".")[0] if kind == "module" else None
+    )
     sys.modules["__main__"] = space
     set_traps(module, lambda schema: write(out, schema, [script]))
     exec(compile(module, script, "exec", dont_inherit=True), space.__dict__)
