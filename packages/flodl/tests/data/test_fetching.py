@@ -192,6 +192,10 @@ def test_however_the_loop_ends_nothing_is_left(way: dict[str, int], end: str) ->
         gc.collect()
     else:
         loader.close()
+        assert not children()
+        with pytest.raises(DataError, match="closed in this epoch"):
+            next(batches)
+        assert next(loader.epoch(0))[1].shape == (4,), "a closed loader can be used again"
     assert not children()
     assert not data_threads()
 

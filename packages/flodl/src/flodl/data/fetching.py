@@ -59,6 +59,8 @@ class Fetching:
         at, number = start, 0
         try:
             while True:
+                if supply.closed:
+                    raise DataError("The loader was closed in this epoch: no more batches come of it.")
                 begun = time.perf_counter()
                 try:
                     item = pace.fetch(supply.take) if pace else supply.take()
@@ -176,12 +178,14 @@ class _Supply:
         if choice.kind == "thread" or (choice.kind == "worker" and owner._pin):
             items = self._thread = Ahead(items, owner._depth)
         self._items = items
+        self.closed = False
         owner._open.add(self)
 
     def take(self) -> Item | None:
         return next(self._items, None)
 
     def close(self) -> None:
+        self.closed = True
         self._owner._open.discard(self)
         if self._workers:
             self._workers.stop()
