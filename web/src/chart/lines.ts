@@ -87,7 +87,7 @@ export class LineSet {
           total: data.total,
           notFinite: data.not_finite,
         })),
-      ...this.epochLine(run, name, x, shift),
+      ...([...ids.values()].includes(name) ? [] : this.epochLine(run, name, x, shift)), // its mean would only repeat it
     ]);
   }
 
@@ -96,14 +96,13 @@ export class LineSet {
   }
 
   private epochLine(run: Run, name: string, x: XMode, shift: number): MetricLine[] {
-    const line: MetricLine = { ...this.describe(run, name, 0, "epochs"), x: [], y: [], gaps: [], total: 0, notFinite: 0, dotted: true };
+    const line: MetricLine = { ...this.describe(run, name, 0, "epochs"), x: [], y: [], gaps: [], total: 0, notFinite: 0 };
     for (const epoch of run.epochs) {
       const value = epoch.metrics[name];
       if (value === undefined) continue;
       const at = x === "time" ? epoch.time - shift : (epoch.step ?? epoch.number);
       push(line, at, toNumber(value));
     }
-    line.dotted = line.x.length < 60;
     return line.total > 0 ? [line] : [];
   }
 
@@ -116,9 +115,11 @@ export class LineSet {
       grown = this.grow(line, rows, this.x, shift, this.zoom) || grown;
       if (line.x.length > REFRESH_POINTS * this.width) this.outdated = true;
     }
-    if (rows.epochs.some((epoch) => this.names.some((name) => name in epoch.metrics))) {
-      const others = this.lines.filter((line) => line.run !== run || line.source === "steps");
-      const renewed = this.names.flatMap((name) => this.epochLine(run, name, this.x, shift));
+    const steps = new Set(this.lines.filter((line) => line.run === run && line.source === "steps").map((line) => line.name));
+    const means = this.names.filter((name) => !steps.has(name) && rows.epochs.some((epoch) => name in epoch.metrics));
+    if (means.length > 0) {
+      const others = this.lines.filter((line) => line.run !== run || !means.includes(line.name));
+      const renewed = means.flatMap((name) => this.epochLine(run, name, this.x, shift));
       const old = this.lines.length;
       this.lines = [...others, ...renewed].sort((a, b) => this.order(a) - this.order(b));
       if (this.lines.length !== old) this.outdated = true;

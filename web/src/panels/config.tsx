@@ -1,6 +1,6 @@
 // Every field of the configuration with where it was set; several runs side by side.
 import { useState } from "preact/hooks";
-import { formatAny, formatTime, shortName } from "../format";
+import { formatAny, formatBytes, formatTime, shortName } from "../format";
 import type { Run } from "../run";
 import { Empty } from "./parts";
 
@@ -92,7 +92,10 @@ function Facts({ run }: { run: Run }) {
 }
 
 function entries(values: Record<string, unknown>): [string, string][] {
-  return Object.entries(values).map(([name, value]) => [name, formatAny(value)]);
+  return Object.entries(values).map(([name, value]) => {
+    if (name.endsWith("_bytes") && typeof value === "number") return [name.slice(0, -"_bytes".length), formatBytes(value)];
+    return [name, Array.isArray(value) && value.length === 0 ? "none" : formatAny(value)];
+  });
 }
 
 function isDefault(origin: string | null): boolean {

@@ -10,7 +10,7 @@ const MOST = 200;
 
 export function Log({ run }: { run: Run }) {
   const [filter, setFilter] = useState("");
-  const [off, setOff] = useState<ReadonlySet<string>>(new Set());
+  const [off, setOff] = useState<ReadonlySet<string>>(new Set(["evaluation"]));
   const [most, setMost] = useState(MOST);
   const counts = new Map<string, number>();
   for (const event of run.events) counts.set(event.kind, (counts.get(event.kind) ?? 0) + 1);

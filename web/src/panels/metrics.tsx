@@ -11,6 +11,7 @@ import { Empty } from "./parts";
 
 const CHARTS_AT_FIRST = 40;
 const HEIGHT = 208;
+const FEW = 60; // so few points are shown each
 
 interface Group {
   key: string;
@@ -30,7 +31,8 @@ export function Metrics({ store }: { store: Store }) {
   const steps = Math.max(1, ...runs.map((run) => run.detail?.info.last_step ?? 1));
   const seconds = Math.max(0.001, ...runs.map((run) => run.detail?.info.seconds ?? 1));
   const span = mode === "step" ? steps : seconds;
-  const halfLife = smoothing === 0 ? 0 : span * 10 ** (smoothing / 25 - 4.5); // 1 to 100: from 0.003 % to a third of the run
+  const least = mode === "step" ? Math.max(1, span / 5000) : span / 5000;
+  const halfLife = smoothing === 0 ? 0 : least * Math.max(1, span / 4 / least) ** (smoothing / 100); // up to a quarter of the run
   const version = runs.map((run) => `${run.id} ${run.seriesVersion} ${run.epochs.length > 0}`).join();
   const groups = useMemo(() => grouped(runs, apart || runs.length > 1, filter), [version, apart, filter]);
   useEffect(() => setZoom(null), [mode, store.selected]);
@@ -203,12 +205,10 @@ function describe(lines: MetricLine[], runs: Run[], names: string[]): CardLine[]
     if (several) parts.push(line.run.name);
     if (names.length > 1 || (!several && !ranks)) parts.push(line.name);
     if (ranks && line.source === "steps") parts.push(`rank ${line.rank}`);
-    const both = lines.some((other) => other.name === line.name && other.run === line.run && other.source !== line.source);
-    if (line.source === "epochs" && both) parts.push("epoch mean");
     const color = several && !ranks && names.length === 1 ? runs.indexOf(line.run) : i;
     const count = `${formatCount(line.total)} ${line.source === "epochs" ? "epochs" : "values"}`;
     const label = parts.join(" · ");
-    return { ...line, label, color, last: line.y.findLast((value) => value !== null) ?? null, title: `${label === line.name ? label : `${label} (${line.name})`}\n${count}` };
+    return { ...line, label, color, dotted: line.x.length < FEW, last: line.y.findLast((value) => value !== null) ?? null, title: `${label === line.name ? label : `${label} (${line.name})`}\n${count}` };
   });
 }
 

@@ -1,5 +1,5 @@
 // Tabs as screen readers know them: one stop for the Tab key, arrow keys between them.
-import { useRef } from "preact/hooks";
+import { useEffect, useRef } from "preact/hooks";
 
 interface Props {
   label: string;
@@ -12,6 +12,10 @@ interface Props {
 
 export function Tabs({ label, tabs, current, onChange, panel }: Props) {
   const list = useRef<HTMLDivElement>(null);
+  useEffect(() => {
+    const selected = list.current?.querySelector<HTMLElement>('[aria-selected="true"]');
+    if (list.current !== null && selected != null) list.current.scrollLeft = selected.offsetLeft - list.current.offsetLeft - 40;
+  }, [current]);
   const onKey = (event: KeyboardEvent) => {
     const at = tabs.findIndex((tab) => tab.key === current);
     const last = tabs.length - 1;

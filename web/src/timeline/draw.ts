@@ -64,7 +64,7 @@ export function draw(canvas: HTMLCanvasElement, data: TimelineData, view: View, 
   ctx.strokeStyle = colours.grid;
   ctx.lineWidth = 1;
   ctx.textAlign = "center";
-  for (const tick of timeTicks(view.from - started, view.to - started, plotWidth / 110)) {
+  for (const tick of timeTicks(view.from - started, view.to - started, plotWidth / 90)) {
     const x = Math.round(toX(tick + started)) + 0.5;
     if (x < LEFT) continue;
     ctx.beginPath();
