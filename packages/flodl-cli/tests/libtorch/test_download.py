@@ -305,6 +305,7 @@ def test_a_wheel_that_is_not_what_the_index_says(libtorch: Any, index: Any, whee
     index({TORCH: wheel_of()}, hashes={TORCH: "0" * 64})
     failed = libtorch("download", "--cpu", "--version", "2.13.0")
     assert failed.code == 1
+    assert "pip got something else than the index describes" in failed.err
     assert "0" * 64 in failed.err
     assert left(flodl_home) == []
 

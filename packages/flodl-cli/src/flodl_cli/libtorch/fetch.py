@@ -98,7 +98,7 @@ def fetch(url: str, folder: Path, sha256: str | None, progress: Progress, transp
             kept = f"; {size_text(part.size)} are kept, the same call resumes" if part.size else ""
             raise DownloadError(f"{reason} (tried {attempt + 1} times){kept}")
         pause = wait if wait is not None else min(transport.pause_s * 2**attempt, 30.0)
-        progress.say(f"{reason}; again in {pause:.0f} s")
+        progress.say(f"{reason}; again in {pause:g} s")
         time.sleep(pause)
     return part.finished(sha256)
 

@@ -48,9 +48,10 @@ class _Lines:
         self.done, self.total, self.told = 0, 0, 0
 
     def start(self, what: str, done: int, total: int | None) -> None:
-        self.done, self.total = done, total or 0
+        self.done = done
+        self.total = total if total and what == "downloading" else 0  # unpacking takes seconds: no tenths of it
         self.told = 10 * done // self.total if self.total else 0
-        size = f", {size_text(self.total)}" if self.total else ""
+        size = f", {size_text(total)}" if total else ""
         self.say(f"{what} {self.title}{size}" + (f", from {size_text(done)} on" if done else ""))
 
     def advance(self, count: int) -> None:

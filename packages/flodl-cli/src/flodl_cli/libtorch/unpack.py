@@ -20,6 +20,7 @@ __all__ = ["unpack"]
 
 # A CPU wheel grows to 4 times its size; CUDA libraries, of many zeros, to about 6 times.
 _MOST_GROWTH, _MOST_BYTES, _MOST_MEMBERS = 40, 64 * 10**9, 200_000
+_BLOCK = 1 << 20
 _LINKED = 0x000D  # extra field that can name the target of a hard link
 
 
@@ -44,8 +45,7 @@ def unpack(archive: Path, folder: Path, place: Callable[[str], str | None], prog
             links = [(m, target) for m, target in chosen if _kind(m) == stat.S_IFLNK]
             for member, target in chosen:
                 if _kind(member) != stat.S_IFLNK:
-                    _write(opened, member, folder / target)
-                    progress.advance(member.file_size)
+                    _write(opened, member, folder / target, progress)
             for member, target in links:  # last: nothing is ever written through one
                 path = folder / target
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -130,14 +130,16 @@ def _check_room(folder: Path, needed: int) -> None:
         )
 
 
-def _write(opened: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> None:
+def _write(opened: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path, progress: Progress) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with opened.open(member) as source:
-        head = source.read(4096)
+        block = source.read(_BLOCK)
         if is_library(path.name):
-            check_machine(member.filename, head)
+            check_machine(member.filename, block)
         with path.open("xb") as file:
-            file.write(head)
-            shutil.copyfileobj(source, file, 1 << 20)
+            while block:
+                file.write(block)
+                progress.advance(len(block))
+                block = source.read(_BLOCK)
     mode = member.external_attr >> 16
     path.chmod(0o755 if mode & 0o111 else 0o644)

@@ -9,6 +9,7 @@ import sys
 import urllib.parse
 import urllib.request
 from collections.abc import Sequence
+from itertools import dropwhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -65,8 +66,13 @@ def _report(words: Sequence[str]) -> tuple[Any, str]:
     result = _pip("install", *options, *words)
     if result.returncode == 0:
         return json.loads(result.stdout), ""
-    lines = [line for line in result.stderr.splitlines() if line.strip() and not line.startswith("WARNING: Location")]
-    return None, "\n".join(f"  {line}" for line in lines[-6:])
+    lines = [line for line in result.stderr.splitlines() if line.strip()]
+    retries = [line for line in lines if line.startswith("WARNING: Retrying")]
+    errors = list(dropwhile(lambda line: not line.startswith("ERROR: "), lines)) or lines[-6:]
+    said = "\n".join(f"  {line}" for line in (*retries[:1], *errors))
+    if "DO NOT MATCH THE HASHES" in said:
+        raise HashError(f"pip got something else than the index describes:\n{said}")
+    return None, said
 
 
 def _pip(*words: str) -> subprocess.CompletedProcess[str]:
