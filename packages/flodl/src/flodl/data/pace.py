@@ -47,6 +47,7 @@ class Pace:
         self._ticks = 0
         self._ticker: Ticker | None = None
         self._left_at: float | None = None
+        self._done = False
 
     def fetch(self, fetch: Callable[[], _T]) -> _T:
         """Time `fetch()`. The first one is only the start: it opens files and fills caches."""
@@ -54,7 +55,7 @@ class Pace:
         ticks = self._ticker.ticks if self._ticker else 0
         result = fetch()
         now = time.perf_counter()
-        if self._left_at is not None:
+        if self._left_at is not None and not self._done:
             self._steps.append(begun - self._left_at)
             self._fetches.append(now - begun)
             self._ticks += (self._ticker.ticks if self._ticker else 0) - ticks
@@ -64,7 +65,7 @@ class Pace:
     def choice(self, *, draws: bool, batches_left: int | None, most_workers: int) -> Choice | None:
         """What to do from now on; None: go on here and measure."""
         total = sum(self._fetches)
-        if len(self._fetches) < _BATCHES or total < _SECONDS:
+        if self._done or len(self._fetches) < _BATCHES or total < _SECONDS:
             return None
         fetch, step, ticks = median(self._fetches), median(self._steps), self._ticks
         self._fetches, self._steps, self._ticks = [], [], 0
@@ -75,6 +76,7 @@ class Pace:
             self._ticker = Ticker()
             self._ticker.__enter__()
             return None
+        self._done = True  # nothing will be known better in this epoch
         gil_free = ticks * Ticker.PERIOD_S > _GIL_FREE * total
         self.close()
         times = f"a batch takes {_ms(fetch)} to fetch, the step {_ms(step)}"
