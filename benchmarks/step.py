@@ -1,9 +1,9 @@
-"""How fast a training step is: the plain loop, what a user would compile, and flodl's compiled whole step, in turns.
+"""How fast a training step is, against the plain loop and against what a user would compile, in turns.
 
-Each round times every form once, in alternating order, on the same model and data, so that a machine whose speed drifts
-disturbs all alike. Ratios are of the plain loop's time to the form's (above 1: faster than plain), medians over the rounds with
-the middle 60%. The losses after the same number of steps are compared with the plain loop's. Results go to
-`results/step.json` and `results/step.md`.
+Each round times every form once, in alternating order, on copies of the same model and data. Ratios are of the plain loop's
+time to the form's (above 1: faster), medians over the rounds with the median distance from them. `auto` is what
+`Trainer(step="auto")` chose, after its trials. Peak memory, the first step and a whole run of 1,000 steps (fewer where they
+are long) are measured in processes of their own. `publish` writes `results/step.{json,md,svg}`.
 """
 
 from __future__ import annotations
@@ -12,184 +12,244 @@ import argparse
 import copy
 import json
 import math
-import os
-import platform
+import resource
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import bench
 import torch
 from step_models import SMALL, TEN, Task
 
-from flodl.train.compiled import WholeStep
+from flodl.train.engine import StepEngine
 
-RESULTS = Path(__file__).parent / "results"
-LOSS_STEPS = 20  # after which the losses are compared
+EVERYTHING = {**TEN, **SMALL}
+USERS = "torch.compile + fused"
+RECIPES = ("eager+fused", "eager+fused+onednn", "whole", "whole+onednn")
+SEARCH_SECONDS = {"quick": 30.0, "publish": 75.0}
+QUICK = ["small_mlp", "small_loop", "feedback_fixed", "gated_routing"]
+LOSS_STEPS, LOSS_SECONDS = 200, 12.0
 Row = dict[str, Any]
-Step = Callable[[], torch.Tensor]
 
 
-def forms(task: Task) -> dict[str, tuple[Step, torch.optim.Optimizer]]:
-    """Each form of the step, on a copy of the model of its own."""
+class Form:
+    """A way to train a copy of a task's model. `form(n)` takes n steps and returns the seconds."""
 
-    def plain(compiled: bool, **fused: bool) -> tuple[Step, torch.optim.Optimizer]:
-        model = copy.deepcopy(task.model)
-        optimizer = task.optimizer(model)
-        for group in optimizer.param_groups:
-            group.update(fused)
-        called = torch.compile(model) if compiled else model
+    def __init__(self, task: Task, mode: str, cache: Path, total: Callable[[], int | None] = lambda: 10**9) -> None:
+        self.model = copy.deepcopy(task.model)
+        self.optimizer = task.optimizer(self.model)
+        self.task, self.batch = task, (task.x, task.y)
+        self.loss = math.nan
+        self.engine: StepEngine | None = None
+        called: Any = self.model
+        if mode == USERS:
+            called = torch.compile(self.model)
+            for group in self.optimizer.param_groups:
+                group.update(fused=True, foreach=False)
+        elif mode != "plain":
+            self.engine = StepEngine(self.model, self.optimizer, mode=mode, total_steps=total, cache=cache)
+        self._fn = lambda model, batch: task.loss(model(batch[0]), batch[1])
+        self._called = called
 
-        def step() -> torch.Tensor:
-            optimizer.zero_grad()
-            loss = task.loss(called(task.x), task.y)
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
+    def step(self) -> torch.Tensor:
+        engine = self.engine
+        if engine is None:
+            self.optimizer.zero_grad()
+            return self._eagerly()
+        taken = engine.step(self._fn, self.batch)
+        if taken is not None:
+            return taken[0]
+        with engine.eager():
+            loss = self._eagerly()
+            self.optimizer.zero_grad()
+        return loss
 
-        return step, optimizer
+    def _eagerly(self) -> torch.Tensor:
+        loss = self._fn(self._called, self.batch)
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()
 
-    def whole() -> tuple[Step, torch.optim.Optimizer]:
-        model = copy.deepcopy(task.model)
-        optimizer = task.optimizer(model)
-        told: set[torch.nn.Module] = set()
-        compiled = WholeStep(lambda m, b: task.loss(m(b[0]), b[1]), model, optimizer)
-
-        def step() -> torch.Tensor:
-            result = compiled.step((task.x, task.y))
-            if result is not None:
-                return result[0]
-            if compiled.reason and model not in told:
-                told.add(model)
-                print(f"  eager: {compiled.reason}", file=sys.stderr, flush=True)
-            optimizer.zero_grad()
-            loss = task.loss(model(task.x), task.y)
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            return loss.detach()
-
-        return step, optimizer
-
-    return {
-        "plain": plain(False),
-        "fused optimizer": plain(False, fused=True, foreach=False),
-        "torch.compile + fused": plain(True, fused=True, foreach=False),
-        "whole step": whole(),
-    }
-
-
-def measure(make: Callable[[], Task], rounds: int, segment_s: float) -> Row:
-    """Time all forms of one model."""
-    torch.manual_seed(0)
-    steps = {name: step for name, (step, _) in forms(make()).items()}
-    losses, first_s = {}, {}
-    for name, step in steps.items():
+    def __call__(self, steps: int) -> float:
+        if self.engine:
+            self.step()  # sets up what the last segment's end took off
         start = time.perf_counter()
-        step(), step()
-        first_s[name] = time.perf_counter() - start
-        for _ in range(LOSS_STEPS - 3):
-            step()
-        losses[name] = step().item()
+        for _ in range(steps):
+            self.loss = self.step().item()
+        seconds = time.perf_counter() - start
+        if self.engine:
+            self.engine.close()
+        return seconds
+
+
+def measure(name: str, options: argparse.Namespace, rounds: int) -> Row:
+    """All forms of one model, in this process."""
+    torch.manual_seed(0)
+    task = EVERYTHING[name]()
+    cache = Path(tempfile.mkdtemp(prefix="flodl-bench-"))
+    forms = {mode: Form(task, mode, cache) for mode in ("plain", USERS, *RECIPES, "auto")}
+    for mode in (USERS, *RECIPES):
+        forms[mode](2)
+    auto = forms["auto"]
+    assert auto.engine is not None
+    start, limit = time.perf_counter(), SEARCH_SECONDS[options.form]
+    searched = 0
+    while time.perf_counter() - start < limit and not auto.engine.searched:
+        auto.step()
+        searched += 1
+    chosen = str(auto.engine.recipe)
+    plain_s = min(forms["plain"](1) for _ in range(2))
+    segment_s = 0.1 if options.form == "quick" else 0.25
+    steps = {mode: max(1, round(segment_s / plain_s)) for mode in forms}
+    seconds = bench.in_turns(forms, steps, rounds)
+    row: Row = {"plain_ms": 1e3 * statistics.median(seconds["plain"]), "chosen": chosen, "searched_steps": searched}
+    row["forms"] = {mode: bench.ratios(seconds["plain"], spent) for mode, spent in seconds.items()}
+    row["auto_over_users"] = bench.ratios(seconds[USERS], seconds["auto"])
+    row["report"] = auto.engine.report()
+    row["loss_steps"] = count = max(10, min(LOSS_STEPS, int(LOSS_SECONDS / plain_s)))
+    losses = []
+    for mode in ("plain", chosen):
+        form = Form(task, mode, cache)
+        form(count - (mode != "plain"))  # a form with an engine takes one more
+        losses.append(form.loss)
+    row["loss_difference"] = abs(losses[1] - losses[0]) / abs(losses[0])
+    return row
+
+
+def alone(name: str, mode: str, seconds: float) -> Row:
+    """One form in this process: the first step, a run, peak memory."""
+    torch.manual_seed(0)
+    task = EVERYTHING[name]()
+    cache = Path(tempfile.mkdtemp(prefix="flodl-bench-"))
+    # a probe of the step's time on another copy would be in the memory's peak: the parent gives the number of steps
+    steps = int(seconds)
+    form = Form(task, mode, cache, lambda: steps)
     start = time.perf_counter()
-    steps["plain"]().item()
-    times = max(1, math.ceil(segment_s / (time.perf_counter() - start)))
-    seconds: dict[str, list[float]] = {name: [] for name in steps}
-    for number in range(rounds):
-        for name in list(steps) if number % 2 else reversed(steps):
-            start = time.perf_counter()
-            for _ in range(times):
-                steps[name]().item()
-            seconds[name].append((time.perf_counter() - start) / times)
-    row: Row = {"plain_ms": 1e3 * statistics.median(seconds["plain"]), "forms": {}}
-    for name, spent in seconds.items():
-        ratios = sorted(p / s for p, s in zip(seconds["plain"], spent, strict=True))
-        fifth = len(ratios) // 5
-        row["forms"][name] = {
-            "ratio": statistics.median(ratios),
-            "low": ratios[fifth],
-            "high": ratios[-1 - fifth],
-            "loss_difference": abs(losses[name] - losses["plain"]) / abs(losses["plain"]),
-            "first_two_steps_s": first_s[name],
-        }
+    form.step().item()
+    first = time.perf_counter() - start
+    for _ in range(steps - 1):
+        form.step().item()
+    total = time.perf_counter() - start
+    if form.engine:
+        form.engine.close()
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return {"first_s": first, "run_s": total, "steps": steps, "peak_mb": peak}
+
+
+def in_a_process(*arguments: str) -> Row:
+    command = [sys.executable, "-W", "ignore", __file__, *arguments]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    answer: Row = json.loads(done.stdout.splitlines()[-1])
+    return answer
+
+
+def of_model(name: str, options: argparse.Namespace, rounds: int) -> Row:
+    common = ["--threads", str(options.threads)] if options.threads else []
+    row = in_a_process(options.form, "--one", name, "--rounds", str(rounds), *common)
+    length = 20.0 if options.form == "publish" else 4.0
+    steps = max(12, min(1000, int(length * 1e3 / row["plain_ms"])))
+    row["alone"] = {}
+    for mode in ("plain", "eager+fused+onednn", USERS, "whole", "auto"):
+        few = min(steps, 30) if mode not in ("plain", "auto") else steps
+        row["alone"][mode] = in_a_process(options.form, "--alone", name, "--mode", mode, "--steps", str(few), *common)
     return row
 
 
 def markdown(results: Row) -> str:
-    """The results as a table, with the geometric means."""
-    names = [n for n in next(iter(results["models"].values()))["forms"] if n != "plain"]
-    machine = f"torch {results['torch']}, {results['cpu']}, {results['threads']} thread(s), {results['rounds']} rounds in turns"
-    explained = (
-        "Ratio: how many times faster than the plain loop, median and the middle 60%. "
-        f"Difference: of the loss after {LOSS_STEPS} steps, relative."
-    )
-    out = [
-        "# The training step",
+    """The results as tables, with the geometric means."""
+    modes = [USERS, *RECIPES, "auto"]
+    out = bench.heading("The training step", results["command"], results["environment"], results["rounds"])
+    out += [
+        "Times the plain loop's speed: median over the rounds ± the median distance from it.",
         "",
-        f"{machine}, load {results['load']:.1f} at the start; written by `./fdl bench step`.",
-        explained,
-        "",
-        "| model | plain ms | " + " | ".join(f"{n} | difference" for n in names) + " |",
-        "|---" * (2 + 2 * len(names)) + "|",
+        "| model | plain ms | " + " | ".join(modes) + " | auto over the user's compile | auto chose |",
+        "|---" * (len(modes) + 4) + "|",
     ]
+    cell = lambda f: f"{f['ratio']:.2f} ± {f['mad']:.2f}"  # noqa: E731
     for model, row in results["models"].items():
-        cells = []
-        for n in names:
-            f = row["forms"][n]
-            cells.append(f"{f['ratio']:.2f} ({f['low']:.2f} to {f['high']:.2f}) | {f['loss_difference']:.0e}")
+        cells = [cell(row["forms"][m]) for m in modes] + [cell(row["auto_over_users"]), row["chosen"]]
         out.append(f"| {model} | {row['plain_ms']:.2f} | " + " | ".join(cells) + " |")
     for title, models in (("ten models", TEN), ("five small models", SMALL)):
         rows = [row for model, row in results["models"].items() if model in models]
         if rows:
-            means = [statistics.geometric_mean(r["forms"][n]["ratio"] for r in rows) for n in names]
-            out.append(f"| geometric mean, {title} | | " + " | ".join(f"{m:.2f} | " for m in means) + " |")
+            means = [statistics.geometric_mean(r["forms"][m]["ratio"] for r in rows) for m in modes]
+            means.append(statistics.geometric_mean(r["auto_over_users"]["ratio"] for r in rows))
+            out.append(f"| geometric mean, {title} | | " + " | ".join(f"{m:.2f}" for m in means) + " | |")
+    out += [
+        "",
+        (
+            "Each in a process of its own, against the plain loop: peak memory, the first step, a whole run (auto begins it "
+            "without knowing the model). Loss: the relative difference to the plain loop's after so many steps."
+        ),
+        "",
+        (
+            "| model | peak: eager recipe | peak: user's compile | peak: whole | peak: auto | first step: auto | run: steps | "
+            "run: auto's speed | loss: steps | difference |"
+        ),
+        "|---" * 10 + "|",
+    ]
+    for model, row in results["models"].items():
+        a = row["alone"]
+        peaks = [a[m]["peak_mb"] / a["plain"]["peak_mb"] for m in ("eager+fused+onednn", USERS, "whole", "auto")]
+        first, run = a["auto"]["first_s"] / a["plain"]["first_s"], a["plain"]["run_s"] / a["auto"]["run_s"]
+        out.append(
+            f"| {model} | "
+            + " | ".join(f"{p:.2f}" for p in peaks)
+            + f" | {first:.2f} | {a['plain']['steps']} | {run:.2f} | {row['loss_steps']} | {row['loss_difference']:.0e} |"
+        )
     return "\n".join(out) + "\n"
-
-
-def cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
-    except OSError:
-        return platform.processor()
-    return next(
-        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor()
-    )
 
 
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description=__doc__)
-    made.add_argument("--models", nargs="*", choices=[*SMALL, *TEN], help="which models (default: the small five)")
-    made.add_argument("--all", action="store_true", help="all fifteen models")
-    made.add_argument("--rounds", type=int, default=10, help="rounds of measurements (default 10)")
-    made.add_argument("--threads", type=int, default=1, help="torch's threads (default 1)")
-    made.add_argument("--segment", type=float, default=0.3, help="seconds per form and round, at least (default 0.3)")
+    bench.add_options(made)
+    made.add_argument("--models", nargs="*", choices=list(EVERYTHING), help="which (default: publish all, quick four)")
+    made.add_argument("--one", help=argparse.SUPPRESS)
+    made.add_argument("--alone", help=argparse.SUPPRESS)
+    made.add_argument("--mode", default="plain", help=argparse.SUPPRESS)
+    made.add_argument("--steps", type=int, default=1, help=argparse.SUPPRESS)
     return made
 
 
 def main() -> None:
     options = parser().parse_args()
-    torch.set_num_threads(options.threads)
-    everything = {**TEN, **SMALL}
-    chosen = options.models or (everything if options.all else SMALL)
+    if options.quick:
+        options.form = "quick"
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    rounds = options.rounds or (10 if options.form == "publish" else 3)
+    warnings.simplefilter("ignore")
+    if options.one or options.alone:
+        row = (
+            measure(options.one, options, rounds) if options.one else alone(options.alone, options.mode, options.steps)
+        )
+        print(json.dumps(row))
+        return
+    bench.refuse_if_busy(options)
+    names = options.models or (list(EVERYTHING) if options.form == "publish" else QUICK)
     results: Row = {
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "cpu": cpu_name(),
-        "threads": options.threads,
-        "rounds": options.rounds,
-        "load": os.getloadavg()[0],
+        "command": f"./fdl bench step {options.form}",
+        "environment": bench.environment(),
+        "rounds": rounds,
         "models": {},
     }
-    for number, name in enumerate(chosen, start=1):
-        print(f"[{number}/{len(chosen)}] {name}", file=sys.stderr, flush=True)
-        results["models"][name] = measure(everything[name], options.rounds, options.segment)
+    for number, name in enumerate(names, start=1):
+        print(f"[{number}/{len(names)}] {name}", file=sys.stderr, flush=True)
+        results["models"][name] = of_model(name, options, rounds)
     text = markdown(results)
     print(text)
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "step.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    (RESULTS / "step.md").write_text(text, encoding="utf-8")
+    if options.form == "publish":
+        rows = {
+            m: {mode: r["forms"][mode]["ratio"] for mode in (USERS, "eager+fused+onednn", "whole+onednn", "auto")}
+            for m, r in results["models"].items()
+        }
+        bench.write("step", results, text, bench.chart("The training step", rows))
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ BUILTINS = {
     "libtorch": ("flodl_cli.commands.libtorch:libtorch", "get and keep libtorch, the C++ library of PyTorch"),
     "diagnose": ("flodl_cli.commands.diagnose:diagnose", "look at GPUs, driver, libtorch, torch: what helps"),
     "setup": ("flodl_cli.commands.setup:setup", "install the torch that fits this machine, and try it"),
+    "cache": ("flodl_cli.commands.cache:cache", "what is known of the fastest step of each model"),
     "dash": ("flodl_cli.commands.monitor:dash", "show runs in a browser, live and finished ones"),
     "runs": ("flodl_cli.commands.monitor:runs", "list, compare, export, stop and delete runs"),
     "api-ref": ("flodl_cli.commands.api_ref:api_ref", "list the public names of flodl, or explain one"),

@@ -42,9 +42,11 @@ class Trial:
     def took(self, seconds: float) -> None:
         """A step by `recipe` took so long."""
         self.times.append(seconds)
-        if len(self.times) <= self.steps:
+        # The first step after a change is slow; where steps are long, that is left out at the first change only.
+        left_out = 1 if self.steps > 1 or len(self.blocks) < 2 else 0
+        if len(self.times) < self.steps + left_out:
             return
-        self.blocks.append(statistics.median(self.times[1:]))  # the first follows a change
+        self.blocks.append(statistics.median(self.times[left_out:]))
         self.times.clear()
         if len(self.blocks) % 2 == 0:
             first, second = self.blocks[-2:]
@@ -104,7 +106,8 @@ class Chooser:
         self._first: list[float] = []
         self._settled_for = 0.0
         self._recheck = _RECHECK_SECONDS
-        self._checked = False
+        self.checked = False
+        """Whether the best one was compared with plain PyTorch."""
 
     @property
     def recipe(self) -> Recipe:
@@ -135,7 +138,7 @@ class Chooser:
             self.seconds = statistics.median(self._first[len(self._first) // 2 :])
             return
         self._settled_for += seconds
-        if (self._moves and self.waiting is None) or self._settled_for > self._recheck or not self._checked:
+        if (self._moves and self.waiting is None) or self._settled_for > self._recheck or not self.checked:
             self._next()
 
     def start(self, challenger: Recipe) -> None:
@@ -180,8 +183,10 @@ class Chooser:
                 return
             self.start(challenger)
             return
-        if self.best != Recipe() and (self._settled_for > self._recheck or not self._checked):
-            self._settled_for, self._recheck, self._checked = 0.0, 4 * self._recheck, True
+        if self.best == Recipe():
+            self.checked = True
+        elif self._settled_for > self._recheck or not self.checked:
+            self._settled_for, self._recheck, self.checked = 0.0, 4 * self._recheck, True
             self.start(Recipe())
 
     def _conclude(self, trial: Trial) -> None:

@@ -173,6 +173,13 @@ class StepEngine:
         return "\n".join(lines)
 
     @property
+    def searched(self) -> bool:
+        """Whether everything was tried that can be, and the winner was compared with plain PyTorch."""
+        return self._fixed is not None or (
+            self._chooser is not None and self._chooser.settled and self._chooser.checked
+        )
+
+    @property
     def recipe(self) -> Recipe:
         """In force, trials apart."""
         return self._chooser.best if self._chooser else self._fixed or Recipe()
@@ -226,6 +233,8 @@ class StepEngine:
                 self._facts = _Facts(self._model, self._optimizer)
             return self._facts.possible(self._fixed)
         if self._chooser is None:
+            if not self.steps:  # the first one comes as soon as it can
+                return Recipe()
             self._begin(batch)
         assert self._chooser is not None
         self._size = _numel(batch)
