@@ -33,8 +33,10 @@ export class Store {
   async start(): Promise<void> {
     addEventListener("hashchange", () => this.followRoute());
     try {
-      if (this.api instanceof ServerApi) await this.api.open();
-      this.runs = await this.api.runs();
+      const opening = this.api instanceof ServerApi ? this.api.open() : undefined;
+      const early = this.api.runs().catch(() => null); // mostly the token is known, or not needed
+      await opening;
+      this.runs = (await early) ?? (await this.api.runs());
     } catch (error) {
       this.fail(error);
       setTimeout(() => void this.restart(), 2000);

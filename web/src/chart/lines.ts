@@ -38,7 +38,8 @@ export class LineSet {
     private readonly api: Api,
     readonly names: readonly string[],
     private readonly runs: readonly Run[],
-    private readonly onChange: () => void,
+    /** `now`: it was loaded; else it has only grown. */
+    private readonly onChange: (now: boolean) => void,
   ) {
     for (const run of runs) this.stops.push(run.onRows((rows) => this.append(run, rows)));
   }
@@ -67,7 +68,7 @@ export class LineSet {
     } finally {
       for (const stop of stops) stop();
     }
-    this.onChange();
+    this.onChange(true);
   }
 
   private async loadRun(run: Run, width: number, x: XMode, zoom: Range | null): Promise<MetricLine[]> {
@@ -126,7 +127,7 @@ export class LineSet {
       grown = true;
     }
     if (this.unknownLine(run, rows)) this.outdated = true;
-    if (grown || this.outdated) this.onChange();
+    if (grown || this.outdated) this.onChange(false);
   }
 
   private order(line: MetricLine): number {

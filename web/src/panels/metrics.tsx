@@ -126,19 +126,23 @@ function GroupCharts({ group, store, runs, x, log, halfLife, zoom, setZoom }: { 
   useEffect(() => {
     const element = place.current?.firstElementChild; // the wrapper itself has no box
     if (element == null) return;
-    const observer = new IntersectionObserver((entries) => setVisible(entries.at(-1)?.isIntersecting ?? false), { rootMargin: "300px" });
+    const observer = new IntersectionObserver((entries) => {
+      const entry = entries.at(-1);
+      if (entry?.target.isConnected) setVisible(entry.isIntersecting); // else it was only replaced
+    }, { rootMargin: "300px" });
     observer.observe(element);
     return () => observer.disconnect();
   }, [shown]);
 
   const names = group.names.join("\n");
   const ids = runs.map((run) => run.id).join("\n");
-  const set = useMemo(() => new LineSet(store.api, group.names, runs, () => {
-    if (due.current !== 0) return;
+  const set = useMemo(() => new LineSet(store.api, group.names, runs, (now) => {
+    if (due.current !== 0 && !now) return;
+    clearTimeout(due.current);
     due.current = window.setTimeout(() => requestAnimationFrame(() => {
       due.current = 0;
       changed(0);
-    }), set.loaded ? 240 : 0);
+    }), now ? 0 : 240);
   }), [names, ids]);
   useEffect(() => () => set.close(), [set]);
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from flodl.monitor import Dashboard, Recorder, RunView, serve
+from flodl.monitor import Dashboard, Recorder, RunView, save_html, serve
 
 from .conftest import AXE, Open, Relay, Train
 
@@ -363,3 +363,34 @@ def test_accessible(tmp_path: Path, dashboard: Dashboard, open_page: Open, colou
         check("phone")
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
         assert found == [], "\n".join(found)
+
+
+def test_report_opens_from_disk(tmp_path: Path, built_page: None, open_page: Open) -> None:
+    strange = "</script><script>window.hacked = 1</script><!--flodl-data--> $& 🚀"
+    with Recorder(tmp_path / "runs", run_id="r", name=strange, config={"evil": strange}) as recorder:
+        for step in range(300):
+            recorder.metrics(step, {"loss": math.nan if step == 7 else 1 / (step + 1), strange: 1.0})
+        recorder.event("steps", start=time.time() - 1, seconds=0.02, first=0, data_us=[300] * 20, compute_us=[700] * 20)
+        recorder.epoch(0, {"loss": 0.1}, seconds=1.0)
+        recorder.artifact("model.svg", '<svg xmlns="http://www.w3.org/2000/svg" width="40" height="40"></svg>')
+    save_html(tmp_path / "runs" / "r", tmp_path / "report.html")
+    page = open_page((tmp_path / "report.html").as_uri())
+    requests: list[str] = []
+    page.on("request", lambda request: requests.append(request.url))
+    loss = wait_for(page, lambda: line(page, "loss"))
+    assert loss["gaps"] == [7]
+    assert page.locator(".head h1").inner_text() == strange
+    expect(page.locator(".connection, .controls")).to_have_count(0)
+    page.locator("[data-chart=loss] .plot").focus()
+    page.keyboard.press("+")
+    wait_for(page, lambda: inspect(page)["charts"][0]["zoom"] is not None)
+    for tab in ("Epochs", "Timeline", "Devices", "Resources", "Model", "Configuration", "Log"):
+        page.get_by_role("tab", name=tab).click()
+        expect(page.get_by_role("tab", name=tab)).to_have_attribute("aria-selected", "true")
+        page.wait_for_timeout(100)
+    page.get_by_role("tab", name="Model").click()
+    wait_for(page, lambda: page.evaluate("document.querySelector('.paper img')?.naturalWidth === 40"))
+    page.get_by_role("tab", name="Timeline").click()
+    wait_for(page, lambda: any(c.get("spans") for c in inspect(page)["charts"]))
+    assert [url for url in requests if not url.startswith(("blob:", "data:"))] == []
+    assert page.evaluate("window.hacked") is None
