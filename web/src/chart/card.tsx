@@ -23,6 +23,8 @@ interface Props extends PlotOptions {
   onZoom: (zoom: Range | null) => void;
   /** The name of x, for the read-out. */
   xName: string;
+  /** x itself there, where the axis has it shorter. */
+  readX?: (x: number) => string;
   legend?: boolean;
 }
 
@@ -109,7 +111,7 @@ export function ChartCard(props: Props) {
       <header>
         <h3 title={title.length > 40 || title.includes("\n") ? title : undefined}>{shortName(title)}</h3>
         {props.subtitle && <span class="quiet">{props.subtitle}</span>}
-        <span class="readout">{cursor !== null && `${props.xName} ${props.formatX(cursor.x)}`}</span>
+        <span class="readout">{cursor !== null && whereText(props, cursor.x)}</span>
       </header>
       <div
         class="plot"
@@ -178,5 +180,9 @@ function readout(props: Props, cursor: { x: number; values: (number | null)[] } 
     const value = cursor.values[i];
     return `${shortName(line.label, 30)} ${value == null ? "no value" : props.formatY(value)}`;
   });
-  return `${props.xName} ${props.formatX(cursor.x)}: ${values.join(", ")}`;
+  return `${whereText(props, cursor.x)}: ${values.join(", ")}`;
+}
+
+function whereText({ xName, readX, formatX }: Props, x: number): string {
+  return `${xName} ${(readX ?? formatX)(x)}`;
 }

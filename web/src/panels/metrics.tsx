@@ -190,6 +190,7 @@ function GroupCharts({ group, store, runs, x, log, halfLife, zoom, setZoom }: { 
               sync={`metrics-${x}`}
               xName={x === "step" ? "step" : "after"}
               formatX={x === "step" ? formatShort : formatDuration}
+              readX={x === "step" ? formatCount : formatDuration}
               formatY={formatValue}
               onZoom={setZoom}
             />
