@@ -48,7 +48,7 @@ def run(
     last = Last()
     settings = {
         "batch_size": 8, "accumulate": 3, "clip_norm": 1.0, "scheduler": "cosine", "warmup_steps": 2, "ema": 0.8,
-        "swa_epochs": 2, "evaluate_steps": 2, "quiet": True, **settings,
+        "swa_epochs": 2, "evaluate_steps": 2, "step": "eager", "quiet": True, **settings,
     }  # fmt: skip
     trainer = fl.Trainer.setup(model, AdamW(model.parameters(), lr=0.05), data, callbacks=[last], **settings)
     seen = 0

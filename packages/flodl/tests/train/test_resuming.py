@@ -32,8 +32,8 @@ def train(trainer: Trainer, epochs: int, stop_at: int | None = None) -> Path:
         for _ in trainer.epochs(epochs):
             for x, y in trainer.batches():
                 trainer.step(F.cross_entropy(trainer.model(x), y))
-                if trainer._fit._saver:
-                    trainer._fit._saver.wait()  # else a newer one may take the place of one that waits
+                if trainer._fit.keeper._saver:
+                    trainer._fit.keeper._saver.wait()  # else a newer one may take the place of one that waits
                 if trainer.global_step == stop_at:
                     trainer.stop()
     assert trainer.run.folder is not None
@@ -130,7 +130,7 @@ def test_auto_never_takes_the_run_of_another_trainer_or_one_that_still_runs(monk
     monkeypatch.setenv("FLODL_RESUME", "auto")
     again = [setup(), setup()]
     assert [t.global_step for t in again] == [3, 6]
-    assert again[1]._fit.resumed == second.relative_to(Path.cwd())
+    assert again[1]._fit.keeper.resumed == second.relative_to(Path.cwd())
     running = again[0]
     for _ in running.epochs(3):
         for x, y in running.batches():

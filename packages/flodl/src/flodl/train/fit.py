@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import atexit
-import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
@@ -16,19 +14,18 @@ import torch
 
 from flodl import checkpoint
 from flodl.data import Loader, Position
-from flodl.errors import ConfigError, TrainingError
+from flodl.errors import TrainingError
 from flodl.graph.state import StateCell
 from flodl.train.average import update_batch_norm
 from flodl.train.callbacks import Callbacks, Control, FitState, Moment
 from flodl.train.determinism import Deterministic
 from flodl.train.device import summary
 from flodl.train.evaluate import Planned, evaluate
+from flodl.train.keeper import Keeper
 from flodl.train.ledger import Ledger
 from flodl.train.metrics import Weight
 from flodl.train.nonfinite import NonFinite
-from flodl.train.resuming import find_run, locate, program_of
 from flodl.train.run import Run
-from flodl.train.saving import CHECKPOINTS, Saver, read_checkpoint, write_checkpoint
 from flodl.train.signals import Interruption
 from flodl.train.update import Update, rates
 
@@ -67,13 +64,6 @@ class Fit:
         self.stopping = False
         self.over = False
         """Saved and ended, by a signal or by policy."""
-        self.resumed: Path | None = None
-        """The run's folder that was resumed."""
-        self.resumed_at = 0
-        self.mark: int | None = None
-        """How far the run's record was when the newest checkpoint was made."""
-        self.unknown_callbacks: list[str] = []
-        """Whose saved states no callback takes."""
         self.evaluation_due = False
         """An evaluation of this step was cut off."""
         self.rng_before_evaluation: dict[str, Any] | None = None
@@ -84,14 +74,14 @@ class Fit:
         self.notes: list[str] = []
         """What is to be said when the run is opened."""
         self._deterministic = Deterministic()
-        self.as_given: Callable[[], AbstractContextManager[None]] = nullcontext
-        """The optimizer as the user made it, for a checkpoint."""
-        self._saver: Saver | None = None
-        self._evaluations: dict[str, float] = {}  # of the epoch under way
-        self._measured: dict[str, float] = {}  # the newest of each
+        self.keeper = Keeper(self)
+        self.measured: dict[str, float] = {}
+        """The newest of each mean and evaluation."""
+        self.evaluations: dict[str, float] = {}
+        """Of the epoch under way."""
         self._reached = False  # the end that was asked for, not a stop
         self._drain_at = 0.0
-        self._saved_at = self._began_at = time.monotonic()
+        self._began_at = time.monotonic()
         self._watched = False  # something is due after some updates
 
     # -- how far, how long
@@ -119,16 +109,16 @@ class Fit:
                 self.trainer.model,
                 total_epochs=self.total_epochs,
                 total_steps=self.total_steps,
-                resumed=self.resumed,
-                step=self.resumed_at,
-                mark=self.mark,
+                resumed=self.keeper.resumed,
+                step=self.keeper.resumed_at,
+                mark=self.keeper.mark,
             )
             atexit.register(self.trainer.end_with_the_program)
             place = self._run.place if self._run.folder else None
-            self._run.say(summary(self.trainer, self.loader, place, self.resumed is not None))
+            self._run.say(summary(self.trainer, self.loader, place, self.keeper.resumed is not None))
             for line in self.notes:
                 self._run.terminal.note(line)
-            for name in self.unknown_callbacks:
+            for name in self.keeper.unknown_callbacks:
                 self._run.warn(
                     f"the checkpoint has a state of callback {name}, which this run does not have", self.step
                 )
@@ -222,9 +212,9 @@ class Fit:
         self.tell("on_step_end", metrics)
         if training.evaluate_steps and self.step % training.evaluate_steps == 0:
             self.evaluate_planned()
-            self._save_if_best()
-        if output.save_steps and self.step % output.save_steps == 0 and self.may_save():
-            self.save(periodic=True)
+            self.keeper.save_if_best()
+        if output.save_steps and self.step % output.save_steps == 0 and self.keeper.wanted:
+            self.keeper.save(periodic=True)
         if training.max_steps is not None and self.step >= training.max_steps:
             self.reach(f"max_steps is {training.max_steps}")
 
@@ -243,11 +233,11 @@ class Fit:
         for request in run.recorder.requests() if run.recorder else ():
             if request.action == "stop":
                 self.stopping = True
-            elif self.may_save():
-                self.save(wait=False)
+            elif self.keeper.wanted:
+                self.keeper.save(wait=False)
         if training.max_time is not None and time.monotonic() - self._began_at > training.max_time:
             self.reach(f"max_time is {training.max_time:g} s")
-        self._tell_written()
+        self.keeper.tell_written()
         if self.loader and self.loader.note and self.loader.note != self._loader_note:
             self._loader_note = self.loader.note
             run.say(self._loader_note)
@@ -279,8 +269,8 @@ class Fit:
         if result is None:
             self.interrupted()
         named = {f"{planned.name}_{key}": value for key, value in result.items()}
-        self._evaluations.update(named)
-        self._measured.update(named)
+        self.evaluations.update(named)
+        self.measured.update(named)
         self.run.points([(self.step, key, value) for key, value in named.items()], self.position.epoch)
         self.span("evaluation", started)
         self.tell("on_eval_end", named)
@@ -294,19 +284,19 @@ class Fit:
         if training.evaluate_steps is None and (epoch + 1) % training.evaluate_epochs == 0:
             self.evaluate_planned(after_step=False)
         self.drain(at_once=True)
-        means = {**self.ledger.meter.means(), **self._evaluations}
+        means = {**self.ledger.meter.means(), **self.evaluations}
         self.run.epoch(epoch, means, seconds, self.step, self.ledger.meter.not_finite.get("loss", 0))
         self.ledger.meter.clear()
-        self._evaluations.clear()
+        self.evaluations.clear()
         self.history.append(means)
         control = self._ask("on_epoch_end", means)
         self.position, self.exhausted, self.rng_before_evaluation = Position(epoch=epoch + 1), False, None
         self._average(epoch)
-        self._measured.update(means)
+        self.measured.update(means)
         self._obey(control, "on_epoch_end")
-        self._save_if_best()
-        if self.may_save() and time.monotonic() - self._saved_at > self.config.output.save_seconds:
-            self.save(periodic=True)
+        self.keeper.save_if_best()
+        if self.keeper.wanted and self.keeper.age > self.config.output.save_seconds:
+            self.keeper.save(periodic=True)
         self.check_interruption()
 
     # -- callbacks
@@ -351,88 +341,8 @@ class Fit:
             self.reach(control.stop_reason)
         if control.evaluate_asked and moment != "on_eval_end":
             self.evaluate_planned()
-        if control.save_asked and moment != "on_checkpoint" and self.may_save():
-            self.save(wait=False)
-
-    # -- saving
-
-    def may_save(self) -> bool:
-        """Whether checkpoints are wanted and there is a place for them."""
-        return self.config.output.checkpoint and self.run.folder is not None
-
-    def save(self, *, periodic: bool = False, wait: bool = True) -> Path | None:
-        """Write a checkpoint into the run's folder. A periodic one is written in the background, or gives way to another."""
-        saver, self._saved_at = self._open_saver(), time.monotonic()
-        self.drain()  # the epoch's sums so far are part of what is saved
-        self.mark = self.run.flush()
-        newest = {**(self.history[-1] if self.history else {}), **self._measured}
-        with self.as_given():
-            path = saver.save_fit(self, newest, explicit=not periodic)
-        if wait and not periodic:
-            saver.wait()
-        self._tell_written()
-        return path
-
-    def write(self, path: str | os.PathLike[str]) -> Path:
-        """Write a checkpoint to `path`."""
-        self.drain()
-        self.mark = self.run.flush()
-        started = time.time()
-        with self.as_given():
-            written = write_checkpoint(path, self)
-        self.span("checkpoint", started)
-        self.tell("on_checkpoint", {}, written=written)
-        return written
-
-    def resume(self, path: str | os.PathLike[str]) -> None:
-        """Go on from a checkpoint, before anything was trained; "auto" looks for the run that was not finished."""
-        if self.opened:
-            raise ConfigError("resume() comes before the first epoch and before anything is recorded")
-        found: Path | None = Path(path)
-        if str(path) == "auto":
-            found = find_run(self.config.output.folder, program_of(self.config), self.trainer.number, self.notes.append)
-        if found is not None:
-            file = locate(found, lambda line: self.notes.append(f"warning: {line}"))
-            self.resumed = read_checkpoint(file, self)
-            self.resumed_at = self.step
-
-    def _open_saver(self) -> Saver:
-        if self._saver is None:
-            output, folder = self.config.output, self.run.folder
-            if folder is None:
-                raise ConfigError("output.record is off, so the run has no folder: give save() a path")
-            self._saver = Saver(
-                folder / CHECKPOINTS,
-                keep_last=output.keep_last,
-                keep_best=output.keep_best,
-                keep_best_mode=output.keep_best_mode,
-            )
-            if self.resumed is not None:
-                self._saver.cut_after(self.resumed_at)
-        return self._saver
-
-    def _tell_written(self) -> None:
-        """Raise what went wrong in the background; record what was written there, and call the callbacks for it."""
-        if self._saver:
-            self._saver.check()
-            for written in self._saver.written():
-                if recorder := self.run.recorder:
-                    recorder.event(
-                        "checkpoint",
-                        start=written.started,
-                        seconds=written.seconds,
-                        step=written.step,
-                        path=str(written.path),
-                    )
-                self.tell("on_checkpoint", {}, written=written.path)
-
-    def _save_if_best(self) -> None:
-        """After an evaluation: a checkpoint if it is the best one so far."""
-        name = self.config.output.keep_best
-        if name is not None and name in self._measured and self.may_save():
-            saver = self._open_saver()
-            if saver.would_be_best(self._measured[name]):
-                self.save(periodic=True)
+        if control.save_asked and moment != "on_checkpoint" and self.keeper.wanted:
+            self.keeper.save(wait=False)
 
     def span(self, kind: str, started: float) -> None:
         """Something took from `started` (seconds since 1970) until now, and no step did."""
@@ -446,7 +356,7 @@ class Fit:
         if self.config.training.nan_policy == "skip":
             return
         self.drain()
-        saved = f"; the weights before it are in {self.save()}" if self.may_save() else ""
+        saved = f"; the weights before it are in {self.keeper.save()}" if self.keeper.wanted else ""
         where = f"epoch {self.position.epoch + 1}, step {self.step + 1}"
         message = f"{what} at {where} (nan_policy is stop){saved}"
         self.over = True
@@ -456,8 +366,8 @@ class Fit:
     def save_if_wanted(self) -> None:
         """What was trained is kept."""
         self.drain()
-        if self.may_save():
-            self.save()
+        if self.keeper.wanted:
+            self.keeper.save()
 
     def save_and_finish(self, state: Literal["finished", "stopped"]) -> None:
         """The loop has ended."""
@@ -468,10 +378,8 @@ class Fit:
 
     def finish(self, state: Literal["finished", "stopped", "failed"], error: str | None = None) -> None:
         """End the run's output; what was saved in the background is complete then."""
-        saver, self._saver = self._saver, None
         try:
-            if saver:
-                saver.close()
+            self.keeper.close()
         finally:
             self.run.finish(state, error)
 
@@ -486,8 +394,8 @@ class Fit:
         number, self.interruption.signal = self.interruption.signal, 0
         run = self.run
         where = f"interrupted at epoch {self.position.epoch + 1}, step {self.step}"
-        if self.may_save():
-            self.save()
+        if self.keeper.wanted:
+            self.keeper.save()
             run.terminal.note(f"{where}; resume with: {run.how_to_resume()}")
         else:
             run.terminal.note(f"{where}; nothing saved")

@@ -71,11 +71,13 @@ def training_state(fit: Fit) -> dict[str, Any]:
     state: dict[str, Any] = {
         "step": fit.step,
         **_about(fit),
-        "record": fit.mark,
+        "record": fit.keeper.mark,
         # Evaluations that follow the last update may be done once more: they then draw the same numbers.
         "rng": fit.rng_before_evaluation or checkpoint.rng_state(),
         "evaluation_due": fit.evaluation_due,
         "ledger": fit.ledger.state(),
+        "evaluations": dict(fit.evaluations),
+        "measured": dict(fit.measured),
         "callbacks": fit.callbacks.state(),
     }
     if fit.loader and (place := fit.loader.state_dict()):
@@ -96,10 +98,11 @@ def training_state(fit: Fit) -> dict[str, Any]:
 def put_state(fit: Fit, state: Mapping[str, Any]) -> None:
     """Go on from `training_state`."""
     update = fit.update
-    fit.step, fit.mark = state["step"], state["record"]
+    fit.step, fit.keeper.mark = state["step"], state["record"]
     fit.evaluation_due = state["evaluation_due"]
     fit.ledger.load(state["ledger"])
-    fit.unknown_callbacks = fit.callbacks.load(state["callbacks"])
+    fit.evaluations, fit.measured = dict(state["evaluations"]), dict(state["measured"])
+    fit.keeper.unknown_callbacks = fit.callbacks.load(state["callbacks"])
     if window := state.get("window"):
         update.load_sums(window["batches"], window["weight"], window["sums"])
     if fit.loader and "loader" in state:

@@ -377,8 +377,8 @@ class Trainer:
     def save(self, path: str | os.PathLike[str] | None = None) -> Path:
         """Write all that the next step depends on; into the run's folder without a path. It is on disk on return."""
         if path is not None:
-            return self._fit.write(path)
-        written = self._fit.save()
+            return self._fit.keeper.write(path)
+        written = self._fit.keeper.save()
         assert written is not None, "only a periodic checkpoint gives way to another"
         return written
 
@@ -387,7 +387,7 @@ class Trainer:
 
         "auto": the newest run of this program, with these settings, that was not finished; a new one where there is none.
         """
-        self._fit.resume(path)
+        self._fit.keeper.resume(path)
 
     def close(self) -> None:
         """Unhook the optimizer and end the run: "stopped" if `epochs()` was left early, else "finished"."""
@@ -460,7 +460,7 @@ class Trainer:
             why_not_whole="" if training.nan_policy == "warn" else looks,
             own_loop=own_loop,
         )
-        self._fit.as_given = engine.as_given
+        self._fit.keeper.as_given = engine.as_given
         return engine
 
     def _taken_whole(self, engine: StepEngine, train_fn: TrainFn, batch: Any) -> bool:

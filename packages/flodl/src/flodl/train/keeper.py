@@ -1,0 +1,125 @@
+"""When a training is saved, and where it goes on from."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from flodl.errors import ConfigError
+from flodl.train.resuming import find_run, locate, program_of
+from flodl.train.saving import CHECKPOINTS, Saver, read_checkpoint, write_checkpoint
+
+if TYPE_CHECKING:
+    from flodl.train.fit import Fit
+
+__all__ = ["Keeper"]
+
+
+class Keeper:
+    """The checkpoints of one training: made in the background, recorded once they are on disk, found again."""
+
+    def __init__(self, fit: Fit) -> None:
+        self.as_given: Callable[[], AbstractContextManager[None]] = nullcontext
+        """The optimizer as the user made it, for a checkpoint."""
+        self.resumed: Path | None = None
+        """The run's folder that was resumed."""
+        self.resumed_at = 0
+        """The update that training went on after."""
+        self.mark: int | None = None
+        """How far the run's record was when the newest checkpoint was made."""
+        self.unknown_callbacks: list[str] = []
+        """Whose saved states no callback takes."""
+        self._fit = fit
+        self._saver: Saver | None = None
+        self._saved_at = time.monotonic()
+
+    @property
+    def wanted(self) -> bool:
+        """Whether checkpoints are wanted and there is a place for them."""
+        return self._fit.config.output.checkpoint and self._fit.run.folder is not None
+
+    @property
+    def age(self) -> float:
+        """Seconds since the newest checkpoint was made."""
+        return time.monotonic() - self._saved_at
+
+    def save(self, *, periodic: bool = False, wait: bool = True) -> Path | None:
+        """Write a checkpoint into the run's folder. A periodic one is written in the background, or gives way to another."""
+        fit, saver = self._fit, self._open()
+        self._saved_at = time.monotonic()
+        fit.drain()  # the epoch's sums so far are part of what is saved
+        self.mark = fit.run.flush()
+        with self.as_given():
+            path = saver.save_fit(fit, fit.measured, explicit=not periodic)
+        if wait and not periodic:
+            saver.wait()
+        self.tell_written()
+        return path
+
+    def save_if_best(self) -> None:
+        """After an evaluation: a checkpoint if it is the best one so far."""
+        name, measured = self._fit.config.output.keep_best, self._fit.measured
+        if name is not None and name in measured and self.wanted and self._open().would_be_best(measured[name]):
+            self.save(periodic=True)
+
+    def write(self, path: str | os.PathLike[str]) -> Path:
+        """Write a checkpoint to `path`."""
+        fit = self._fit
+        fit.drain()
+        self.mark = fit.run.flush()
+        started = time.time()
+        with self.as_given():
+            written = write_checkpoint(path, fit)
+        fit.span("checkpoint", started)
+        fit.tell("on_checkpoint", {}, written=written)
+        return written
+
+    def resume(self, path: str | os.PathLike[str]) -> None:
+        """Go on from a checkpoint, before anything was trained; "auto" looks for the run that was not finished."""
+        fit = self._fit
+        if fit.opened:
+            raise ConfigError("resume() comes before the first epoch and before anything is recorded")
+        found: Path | None = Path(path)
+        if str(path) == "auto":
+            found = find_run(fit.config.output.folder, program_of(fit.config), fit.trainer.number, fit.notes.append)
+        if found is not None:
+            file = locate(found, lambda line: fit.notes.append(f"warning: {line}"))
+            self.resumed = read_checkpoint(file, fit)
+            self.resumed_at = fit.step
+
+    def tell_written(self) -> None:
+        """Raise what went wrong in the background; record what was written there, and call the callbacks for it."""
+        if self._saver:
+            self._saver.check()
+            for written in self._saver.written():
+                if recorder := self._fit.run.recorder:
+                    place = str(written.path)
+                    recorder.event(
+                        "checkpoint", start=written.started, seconds=written.seconds, step=written.step, path=place
+                    )
+                self._fit.tell("on_checkpoint", {}, written=written.path)
+
+    def close(self) -> None:
+        """All is on disk, and the folder free for another training."""
+        saver, self._saver = self._saver, None
+        if saver:
+            saver.close()
+
+    def _open(self) -> Saver:
+        if self._saver is None:
+            output, folder = self._fit.config.output, self._fit.run.folder
+            if folder is None:
+                raise ConfigError("output.record is off, so the run has no folder: give save() a path")
+            self._saver = Saver(
+                folder / CHECKPOINTS,
+                keep_last=output.keep_last,
+                keep_best=output.keep_best,
+                keep_best_mode=output.keep_best_mode,
+            )
+            if self.resumed is not None:
+                self._saver.cut_after(self.resumed_at)
+        return self._saver
