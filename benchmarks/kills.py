@@ -62,7 +62,8 @@ def train(folder: Path) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     trainer = fl.Trainer.setup(
         model, optimizer, fl.data.Tensors(*digits[0:472]), batch_size=8, accumulate=3, clip_norm=1.0, scheduler="cosine",
-        ema=0.9, evaluate_steps=7, save_steps=3, folder=str(folder / "runs"), quiet=True, resume="auto", step="eager", callbacks=[losses],
+        ema=0.9, evaluate_steps=7, save_steps=3, folder=str(folder / "runs"), quiet=True, resume="auto", step="eager",
+        callbacks=[losses],
     )  # fmt: skip
     trainer.plan_evaluation(fl.data.Tensors(*digits[472:500]), noisy, batch_size=8)
     with trainer:
