@@ -117,9 +117,17 @@ class Recorder:
             StoreError: one of them is no number, or `step` no integer; nothing is recorded then.
         """
         now = time.time()
-        _, _, step, epoch, rank = _checked("", 0.0, step, epoch, rank)
+        if not (
+            step.__class__ is rank.__class__ is int
+            and -(2**63) <= step < 2**63  # constants to the compiler, unlike _INT_LIMIT
+            and -(2**63) <= rank < 2**63
+            and (epoch is None or (epoch.__class__ is int and -(2**63) <= epoch < 2**63))
+        ):
+            _, _, step, epoch, rank = _checked("", 0.0, step, epoch, rank)
         points: list[Record] = [
-            (str(name), value if value.__class__ is float else to_float(name, value), step, epoch, rank, now)
+            (name, value, step, epoch, rank, now)
+            if value.__class__ is float and name.__class__ is str
+            else (str(name), to_float(name, value), step, epoch, rank, now)
             for name, value in values.items()
         ]
         self._queue.extend(points)
