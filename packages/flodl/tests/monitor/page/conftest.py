@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from playwright.sync_api import BrowserContext, Page, Playwright, sync_playwright
 
 from flodl.monitor import Dashboard, serve
 
@@ -31,7 +31,6 @@ FLAGS = [
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-sync",
-    "--disable-features=SpareRendererForSitePerProcess",
 ]
 
 
@@ -51,22 +50,20 @@ def built_page() -> None:
 
 
 @pytest.fixture(scope="module")
-def chromium(built_page: None) -> Iterator[Browser]:
-    path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if path is None:
-        _missing("no Chromium here: apt install chromium")
+def driver(built_page: None) -> Iterator[Playwright]:
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=FLAGS)
-        browser.new_context().close()  # its helper processes are there before the first test
-        yield browser
-        browser.close()
+        yield playwright
 
 
 @pytest.fixture
-def context(chromium: Browser) -> Iterator[BrowserContext]:
-    context = chromium.new_context(viewport={"width": 1280, "height": 900}, reduced_motion="reduce")
-    yield context
-    context.close()
+def context(driver: Playwright) -> Iterator[BrowserContext]:
+    """Of a browser of its own: it starts and ends processes when it likes, and no test may leave any behind."""
+    path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if path is None:
+        _missing("no Chromium here: apt install chromium")
+    browser = driver.chromium.launch(executable_path=path, args=FLAGS)
+    yield browser.new_context(viewport={"width": 1280, "height": 900}, reduced_motion="reduce")
+    browser.close()
 
 
 Open = Callable[..., Page]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import BrowserContext, Page, expect
 
 from flodl.monitor import Dashboard, Recorder, RunView, save_html, serve
 
@@ -394,3 +394,35 @@ def test_report_opens_from_disk(tmp_path: Path, built_page: None, open_page: Ope
     wait_for(page, lambda: any(c.get("spans") for c in inspect(page)["charts"]))
     assert [url for url in requests if not url.startswith(("blob:", "data:"))] == []
     assert page.evaluate("window.hacked") is None
+
+
+def test_a_resumed_run_drops_what_it_does_again(tmp_path: Path, dashboard: Dashboard, open_page: Open) -> None:
+    with Recorder(tmp_path / "runs", run_id="r") as recorder:
+        for step in range(100):
+            recorder.metric("loss", float(step), step=step)
+        recorder.flush()
+        page = open_page(dashboard.url)
+        wait_for(page, lambda: (found := line(page, "loss")) and len(found["x"]) == 100)
+        recorder.cut_after(49)
+        for step in range(50, 80):
+            recorder.metric("loss", -float(step), step=step)
+        recorder.flush()
+        expected = [float(step) for step in range(50)] + [-float(step) for step in range(50, 80)]
+        wait_for(page, lambda: line(page, "loss")["y"] == expected)  # type: ignore[index]
+
+
+def test_token(tmp_path: Path, built_page: None, open_page: Open, context: BrowserContext) -> None:
+    with Recorder(tmp_path / "runs", run_id="r") as recorder:
+        recorder.metric("loss", 1.0, step=1)
+        recorder.flush()
+        with serve(0, folder=tmp_path / "runs", token="secret-secret-secret", quiet=True) as dashboard:
+            page = open_page(dashboard.url)
+            wait_for(page, lambda: line(page, "loss"))
+            assert "secret" not in page.url
+            recorder.metric("loss", 2.0, step=2)
+            wait_for(page, lambda: line(page, "loss")["y"] == [1.0, 2.0])  # type: ignore[index]
+            page.reload()  # the tab keeps it
+            wait_for(page, lambda: line(page, "loss"))
+            stranger = context.new_page()
+            stranger.goto(dashboard.url.split("#")[0])
+            expect(stranger.get_by_role("alert")).to_contain_text("#token=")
