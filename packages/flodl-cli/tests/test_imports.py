@@ -34,6 +34,7 @@ sys.exit(f"loaded: {loaded}" if loaded else status)
         (["train"], "torch,numpy,flodl,click,rich,yaml"),
         (["config", "show"], "torch,numpy,flodl,rich,yaml"),
         (["schema", "list"], "torch,numpy,flodl,rich,yaml"),
+        (["libtorch", "list"], "torch,numpy,flodl,rich,yaml,elftools,ssl,zipfile,pip"),
     ],
 )
 def test_a_start_loads_only_what_it_needs(fdl: Any, write: Write, words: list[str], not_loaded: str) -> None:

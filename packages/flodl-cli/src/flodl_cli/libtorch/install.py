@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from flodl_cli.libtorch import official, wheel
 from flodl_cli.libtorch.arch import Arch
-from flodl_cli.libtorch.errors import ArchiveError, MachineError, ResolveError
+from flodl_cli.libtorch.errors import ArchiveError, HashError, MachineError, ResolveError
 from flodl_cli.libtorch.fetch import Transport, fetch
 from flodl_cli.libtorch.metadata import inspect
 from flodl_cli.libtorch.progress import progress
@@ -73,7 +73,7 @@ def _installed(store: Store, wanted: Wanted, transport: Transport, quiet: bool) 
         prefix = staged / "torch"
         arch = inspect(prefix, wanted.source, sha256)
         _check(arch, wanted)
-    except (ArchiveError, MachineError, ResolveError):
+    except (ArchiveError, HashError, MachineError, ResolveError):
         store.drop_parts()  # whole, but not what was wanted: nothing of it is worth resuming
         raise
     (prefix / "build-version").write_text(arch.version + "\n", encoding="utf-8")  # tch compares it with its own

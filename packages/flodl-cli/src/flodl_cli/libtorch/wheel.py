@@ -30,6 +30,7 @@ class Wheel(NamedTuple):
     version: str
     url: str
     sha256: str | None  # None where the index names none
+    options: tuple[str, ...] = ()  # pip's, for the index that it is on, besides pip's own
 
     @property
     def file(self) -> str:
@@ -44,13 +45,14 @@ def resolve(version: str, tag: str) -> list[Wheel]:
     mac = sys.platform == "darwin"
     wanted = f"torch=={version}" + ("" if mac else f"+{tag}")
     words = [wanted, "--no-deps"] if tag == "cpu" else [wanted]
+    index: tuple[str, ...] = ()
     report, said = _report(words)
     if report is None and not mac:
-        index = f"{(os.environ.get(INDEX_VARIABLE) or _TORCH_INDEX).rstrip('/')}/{tag}"
-        report, said = _report([*words, "--extra-index-url", index])
+        index = ("--extra-index-url", f"{(os.environ.get(INDEX_VARIABLE) or _TORCH_INDEX).rstrip('/')}/{tag}")
+        report, said = _report([*words, *index])
     if report is None:
         raise ResolveError(f"pip finds no {wanted} for this Python and machine:\n{said}\n{_remedy(version)}")
-    return _wheels(report)
+    return _wheels(report, index)
 
 
 def _remedy(version: str) -> str:
@@ -85,14 +87,14 @@ def _pip(*words: str) -> subprocess.CompletedProcess[str]:
     return result
 
 
-def _wheels(report: Any) -> list[Wheel]:
+def _wheels(report: Any, index: tuple[str, ...]) -> list[Wheel]:
     """Those of the report that hold C++ libraries, torch first."""
     found = []
     for item in report["install"]:
         name, version = item["metadata"]["name"].lower().replace("_", "-"), item["metadata"]["version"]
         if name == "torch" or name.startswith("nvidia-"):
             sha256 = item["download_info"].get("archive_info", {}).get("hashes", {}).get("sha256")
-            found.append(Wheel(name, version, item["download_info"]["url"], sha256))
+            found.append(Wheel(name, version, item["download_info"]["url"], sha256, index))
     return sorted(found, key=lambda w: (w.name != "torch", w.name))
 
 
@@ -126,13 +128,15 @@ def get(wheel: Wheel, folder: Path, progress: Progress, transport: Transport) ->
 def _by_pip(wheel: Wheel, folder: Path, progress: Progress) -> tuple[Path, str]:
     """pip knows credentials that are in no report: of index URLs, of .netrc, of a keyring."""
     progress.say(f"{shown_url(wheel.url)} needs credentials: pip downloads it")
-    url = wheel.url.partition("#")[0] + (f"#sha256={wheel.sha256}" if wheel.sha256 else "")
-    words = ("download", "--no-deps", "--quiet", "--no-input", "--dest", str(folder), f"{wheel.name} @ {url}")
-    result = _pip(*words)
+    what = ("--no-deps", "--only-binary=:all:", f"{wheel.name}=={wheel.version}", *wheel.options)
+    result = _pip("download", "--quiet", "--no-input", "--dest", str(folder), *what)
     path = folder / wheel.file
     if result.returncode != 0 or not path.is_file():
         raise Forbidden(f"{shown_url(wheel.url)}: pip may not download it either:\n{result.stderr.strip()[-2000:]}")
-    return path, sha256_of(path)
+    found = sha256_of(path)
+    if wheel.sha256 is not None and found != wheel.sha256:
+        raise HashError(f"{wheel.file} has the SHA-256 {found}, the index says {wheel.sha256}")
+    return path, found
 
 
 def place_of(member: str) -> str | None:
