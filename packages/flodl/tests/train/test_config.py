@@ -7,6 +7,8 @@ from importlib.resources import files
 from pathlib import Path
 
 import pytest
+from torch import nn
+from torch.optim import SGD
 
 import flodl as fl
 
@@ -52,3 +54,16 @@ def test_fdl_knows_the_same_settings_and_defaults() -> None:
     schema = json.loads((files("flodl_cli") / "schema" / "fdl.schema.json").read_text("utf-8"))["$defs"]
     for section, fields in fl.RunConfig().as_dict().items():
         assert {name: p["default"] for name, p in schema[section]["properties"].items()} == fields
+
+
+def test_a_trainer_explains_where_each_setting_came_from(capsys: pytest.CaptureFixture[str]) -> None:
+    model = nn.Linear(2, 2)
+    config = fl.RunConfig.of({"training": {"accumulate": 2}}, {"training.accumulate": "fdl.yml:7"})
+    trainer = fl.Trainer.setup(model, SGD(model.parameters(), lr=0.1), config=config, batch_size=8, record=False)
+    trainer.explain()
+    trainer.close()
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert "training.batch_size = 8 # argument of Trainer.setup" in lines
+    assert "training.accumulate = 2 # fdl.yml:7" in lines
+    assert "training.clip_norm = None # default" in lines
+    assert len(lines) == sum(len(fields) for fields in config.as_dict().values())

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import LBFGS, Optimizer
 
-from flodl.data import Loader, Position, epoch_order
+from flodl.data import Loader, Position
 from flodl.data.batch import leaves
 from flodl.errors import DataError, TrainingError
 
@@ -116,9 +116,8 @@ class OutputWatch:
         outputs = self._first.outputs if self._first else self._outputs
         if not outputs:
             return None
-        loader, at = self._loader, position.sample
-        order = epoch_order(len(loader.dataset), loader.seed, position.epoch, loader.shuffle)
-        return _misfit(batch, order[at : at + samples], outputs)
+        order = self._loader.order(position.epoch, position.sample)
+        return None if order is None else _misfit(batch, order[:samples], outputs)
 
 
 def _misfit(batch: Any, items: Tensor, outputs: int) -> str | None:

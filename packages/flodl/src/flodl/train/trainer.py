@@ -194,9 +194,9 @@ class Trainer:
         """The run's output: its folder, recorder and terminal. Opened at the first use."""
         return self._fit.run
 
-    def explain(self) -> str:
-        """Every setting with its value and where that was set, one a line."""
-        return self.config.explain()
+    def explain(self) -> None:
+        """Print every setting with its value and where that was set, one a line."""
+        print(self.config.explain())
 
     def step_report(self) -> str:
         """How the steps are taken, what else was tried and how fast that was, and why not otherwise."""
