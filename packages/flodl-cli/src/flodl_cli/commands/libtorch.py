@@ -197,7 +197,7 @@ def _line(variant: Installed) -> str:
 @_place
 @_as_json
 def info(name: str | None, path: Path | None, as_json: bool) -> None:
-    """Show what a libtorch is (the active one without NAME), what fits it, and what it lacks."""
+    """Show what one is, what fits it, what it lacks. The active one without NAME."""
     from flodl_cli.help import table
     from flodl_cli.libtorch.binaries import missing_libraries
     from flodl_cli.libtorch.releases import tch_for
@@ -256,7 +256,7 @@ def _named(store: Store, name: str | None) -> Installed:
 @_as_json
 @click.pass_obj
 def link(call: Call, python: str | None, no_activate: bool, path: Path | None, as_json: bool) -> None:
-    """Use the torch of the active Python environment, without a copy."""
+    """Use the torch of the active Python environment. Without a copy: the environment has to stay."""
     import os
 
     from flodl_cli.libtorch.link import link as make_link
@@ -293,7 +293,7 @@ def build(
     dry_run: bool,
     path: Path | None,
 ) -> int:
-    """Build a libtorch from source, for GPUs that no release has code for. It takes hours, and can be resumed."""
+    """Build one from source. For GPUs that no release has code for; it takes hours, and can be resumed."""
     from flodl_cli.libtorch import build as planning
     from flodl_cli.libtorch.building import build as run
     from flodl_cli.libtorch.releases import check_version
@@ -318,7 +318,7 @@ def build(
 @_name(required=True)
 @_place
 def activate(name: str, path: Path | None) -> None:
-    """Make an installed libtorch the one that `env` and `info` mean."""
+    """Choose the one that env and info mean."""
     store = _store(path)
     variant = store.find(name)
     if variant.gone:
@@ -350,7 +350,7 @@ def remove(name: str, yes: bool, path: Path | None) -> None:
 @_place
 @_as_json
 def env(name: str | None, shell: str | None, path: Path | None, as_json: bool) -> None:
-    """Print what tch-rs and CMake need to find libtorch: eval "$(fdl libtorch env)"."""
+    """Print the variables for tch-rs and CMake. Use it as eval "$(fdl libtorch env)"; without NAME, of the active one."""
     import os
 
     variant = _named(_store(path), name)

@@ -100,4 +100,6 @@ def _installed(store: Store, plan: Plan, work: Path, activate: bool) -> Installe
         if activate:
             store.activate(variant)
     shutil.rmtree(work)
+    if not any(work.parent.iterdir()):
+        work.parent.rmdir()
     return variant
