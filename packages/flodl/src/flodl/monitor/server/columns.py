@@ -17,6 +17,7 @@ __all__ = ["Columns", "Curve", "read_ranks", "update"]
 _FIRST_CAPACITY = 64
 _VALUE = "CASE kind WHEN 0 THEN value WHEN 2 THEN 9e999 WHEN 3 THEN -9e999 END"  # NULL, which NumPy reads as NaN
 _SCAN_SHARE = 4  # reading the whole table is faster than the index from a quarter of it on
+_SCAN_SERIES = 500  # of more, too few points of each come at a time
 
 
 class Curve(NamedTuple):
@@ -88,7 +89,7 @@ class Columns:
 def update(view: RunView, columns: Sequence[Columns], last_id: int) -> None:
     """Reads what is new in the points of each."""
     new = [c for c in columns if not c.points.read_to]
-    if len(new) > 1 and _SCAN_SHARE * _count(view, new) > last_id:
+    if 1 < len(new) <= _SCAN_SERIES and _SCAN_SHARE * _count(view, new) > last_id:
         _scan(view, new, last_id)
     for c in columns:
         c.read_points(view, last_id)
