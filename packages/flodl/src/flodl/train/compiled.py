@@ -136,6 +136,9 @@ class WholeStep:
             # 0-dimensional and in float64, as Python's own numbers are
             self._lr_values = [float(u.group["lr"]) for u in self._updates]
             self._lrs = [torch.tensor(lr, dtype=torch.float64) for lr in self._lr_values]
+            if not self._parameters:  # the optimizer has made no update yet, so no state
+                self._constants = None
+                return False
         return True
 
     def _first(self, shape: Any, last: bool, batch: Any, sums: list[Tensor]) -> Result | None:
@@ -318,7 +321,9 @@ def split_result(result: Any) -> Result:
 def first_line(error: BaseException) -> str:
     """An error in one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    if len(lines) > 1 and lines[1].startswith("Explanation: "):  # dynamo's own form
+        lines[0] += f" ({lines[1].removeprefix('Explanation: ')})"
+    return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__
 
 
 def _nothing_ran(error: Exception) -> bool:

@@ -163,8 +163,10 @@ class StepEngine:
             spent = f"compiling took {self._whole.compile_seconds:.1f} s"
             lines.append(f"{self._whole.compiled_steps} steps were one compiled graph each; {spent}")
         reason = self._reason or (self._whole.reason if self._whole else "")
-        if reason and self.recipe.graph != "whole":
-            lines.append(f"not compiled whole: {reason}")
+        if reason:
+            lines.append(
+                f"eagerly, though: {reason}" if self.recipe.graph == "whole" else f"not compiled whole: {reason}"
+            )
         for trial in self._chooser.trials if self._chooser else ():
             lines.append(
                 f"  {trial.challenger}: {trial.ratio:.2f} times as fast as {trial.base} "

@@ -76,13 +76,16 @@ def _onednn() -> Iterator[None]:
 
 @contextmanager
 def _onednn_by_precision() -> Iterator[None]:
-    before = torch.get_float32_matmul_precision()
+    before, narrow = torch.get_float32_matmul_precision(), torch._C._get_fp32_precision_getter("mkldnn", "matmul")
     torch.set_float32_matmul_precision("medium")
     try:
         yield
     finally:
         if torch.get_float32_matmul_precision() == "medium":
             torch.set_float32_matmul_precision(before)
+            torch._C._set_fp32_precision_setter(
+                "mkldnn", "matmul", narrow
+            )  # "none", which the wider switch does not bring back
 
 
 @functools.cache
