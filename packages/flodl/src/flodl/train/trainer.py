@@ -20,21 +20,21 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from flodl.data import Loader, Position
 from flodl.data.tensors import IGNORE_INDEX, labels_of
-from flodl.errors import ConfigError, DataError, TrainingError
+from flodl.errors import ConfigError, TrainingError
 from flodl.graph.builder import FlowBuilder
 from flodl.train.builder import TrainerBuilder
 from flodl.train.callbacks import Callback, Callbacks
-from flodl.train.checks import OutputWatch, check_gradients, check_loss, check_optimizer
-from flodl.train.compiled import TrainFn, split_result
+from flodl.train.checks import OutputWatch, check_optimizer
+from flodl.train.compiled import TrainFn
 from flodl.train.config import RunConfig
 from flodl.train.device import choose_device
-from flodl.train.engine import StepEngine
 from flodl.train.evaluate import Metrics, Planned
 from flodl.train.fit import Fit
 from flodl.train.metrics import Weight
 from flodl.train.run import Run
 from flodl.train.saving import written_by
 from flodl.train.standard import standard_callbacks
+from flodl.train.stepper import Stepper
 from flodl.train.update import Update
 
 __all__ = ["Trainer"]
@@ -87,24 +87,12 @@ class Trainer:
         for callback in standard_callbacks(self):
             self._fit.callbacks.add(callback)
         self.interruption = self._fit.interruption
-        self._samples = 1  # of the batch under way
-        self._weight: Weight = 1  # its weight in means and updates
         self._labels = OutputWatch(model, self._loader) if self._loader else None
-        self.train_fn: TrainFn | None = None
-        """What `train_step` was given last."""
-        self._engine: StepEngine | None = None  # made at the first step
-        self._batch: Any = None  # under way, in a loop of the user's own
-        self._stepping = False
         self._left_early = False  # out of epochs()
         if (other := _trainer_of.get(optimizer, lambda: None)()) is not None:
-            other._unhook()
+            other._stepper.unhook()
         _trainer_of[optimizer] = weakref.ref(self)
-        self._hooks = [
-            optimizer.register_step_pre_hook(self._before_optimizer_step),
-            optimizer.register_step_post_hook(self._after_optimizer_step),
-        ]
-        if self._loader is None:
-            self._hooks.append(model.register_forward_pre_hook(self._see_batch))
+        self._stepper: Stepper = Stepper(self._fit, self._labels)
         if training.resume:
             self.resume(training.resume)
         elif (resume := os.environ.get("FLODL_RESUME")) and (
@@ -180,6 +168,11 @@ class Trainer:
         return self._fit.history
 
     @property
+    def train_fn(self) -> TrainFn | None:
+        """What `train_step` was given last."""
+        return self._stepper.train_fn
+
+    @property
     def scheduler(self) -> LRScheduler | None:
         """The learning rate's schedule; one by name exists from the first step on, when the number of steps is known."""
         return self._update.scheduler
@@ -200,7 +193,7 @@ class Trainer:
 
     def step_report(self) -> str:
         """How the steps are taken, what else was tried and how fast that was, and why not otherwise."""
-        return self._engine.report() if self._engine else "no step was taken yet"
+        return self._stepper.engine.report() if self._stepper.engine else "no step was taken yet"
 
     # -- the loop
 
@@ -233,7 +226,7 @@ class Trainer:
                     yield fit.position.epoch
                     if fit.stopping and not fit.epoch_is_whole():
                         break  # in the middle: the epoch goes on when the run is resumed
-                    self._close_update()
+                    self._stepper.close_update()
                     fit.end_epoch(time.perf_counter() - started)
             except GeneratorExit:  # the loop's body left or failed; what was trained is kept
                 self._left_early = True
@@ -246,7 +239,7 @@ class Trainer:
 
     def batches(self) -> Iterator[Any]:
         """The batches of the current epoch that were not trained yet, on the device."""
-        fit, loader, labels = self._fit, self._loader, self._labels
+        fit, loader, labels, stepper = self._fit, self._loader, self._labels, self._stepper
         if loader is None or labels is None:
             raise TrainingError("Trainer.setup got no dataset: give it one, or iterate a loader of your own")
         if not fit.begun:
@@ -260,13 +253,12 @@ class Trainer:
             asked = clock()
             for batch, samples in loader.counted(fit.position.epoch, fit.position.sample):
                 got = clock()
-                self._samples = fit.untrained = samples
-                self._weight = _valid_tokens(batch) if by_tokens else samples
-                self._batch = batch
+                fit.untrained = samples
+                stepper.begin_batch(batch, samples, _valid_tokens(batch) if by_tokens else samples)
                 try:
                     yield batch
                 except GeneratorExit:  # the loop's body failed or left
-                    if fit.untrained and (why := self._explain_labels(batch)):
+                    if fit.untrained and (why := stepper.explain_labels(batch)):
                         print(f"flodl: {why}", file=sys.stderr, flush=True)
                     raise
                 fit.count_samples()  # of a batch that the loop took no step for
@@ -276,10 +268,9 @@ class Trainer:
                 if fit.stopping:
                     return
             fit.exhausted = True
-            self._close_update()
+            stepper.close_update()
         finally:
-            self._samples = self._weight = 1
-            self._batch = None
+            stepper.end_batches()
             labels.stop()
 
     def step(self, loss: Tensor | None = None, *, weight: Weight | None = None, **metrics: Any) -> None:
@@ -290,34 +281,8 @@ class Trainer:
         weight: of the batch in updates of several batches and in an epoch's means; without it, what `loss_weight` says.
         Raises `TrainingError` for a loss that cannot be trained on, and for NaN under `nan_policy="stop"`.
         """
-        fit, update = self._fit, self._update
-        if not fit.begun:
-            fit.begin(None)
-        if weight is None:
-            weight = self._weight
-        if loss is not None:
-            if not isinstance(loss, Tensor) or loss.dim() or not loss.requires_grad:
-                check_loss(loss, self.model)
-            metrics = {"loss": loss, **metrics}
-            if refusal := fit.nonfinite.refusal(loss):
-                self._leave_out(refusal, metrics, weight)
-                return
-            update.backward(loss, weight)
-        else:
-            check_gradients(self.model)
-            if refusal := fit.nonfinite.refusal(None):
-                self.optimizer.zero_grad()  # the gradients of earlier batches are kept apart
-                self._leave_out(refusal, {"loss": math.nan, **metrics}, weight)
-                return
-            update.absorb(weight)
-        if update.single:
-            self._make_update()
-            self._step_done()
-            fit.advance(metrics, weight)
-        else:
-            if self._engine:
-                self._engine.end()
-            self._gather(metrics, weight)
+        stepper = self._stepper
+        stepper.step(loss, stepper.weight if weight is None else weight, metrics)
 
     def train_step(self, train_fn: TrainFn, batch: Any) -> None:
         """One batch from `train_fn(model, batch) -> loss` or `(loss, metrics)`; what the builder calls for each batch.
@@ -325,32 +290,12 @@ class Trainer:
         All of it may be one compiled graph: see `training.step` and `step_report()`. Raises `DataError` for a label outside
         the model's outputs, and what `step` raises.
         """
-        fit, self.train_fn = self._fit, train_fn
-        if not fit.begun:
-            fit.begin(None)
-        if self._engine is None:
-            self._engine = self._make_engine(own_loop=False)
-        if self._taken_whole(self._engine, train_fn, batch):
-            return
-        with self._engine.eager():
-            self._taken_eagerly(train_fn, batch)
-
-    def _taken_eagerly(self, train_fn: TrainFn, batch: Any) -> None:
-        try:
-            loss, metrics = split_result(train_fn(self.model, batch))
-        except (IndexError, RuntimeError) as error:
-            why = self._explain_labels(batch)
-            self._fit.untrained = 0  # said here, not again when the loop ends
-            if why:
-                raise DataError(why) from error
-            raise
-        check_loss(loss, self.model)
-        self.step(loss, **metrics)
+        self._stepper.train_step(train_fn, batch)
 
     def record(self, **metrics: Any) -> None:
         """Record numbers at the current step, weighted by the batch in the epoch's mean."""
         for name, value in metrics.items():
-            self._fit.ledger.meter.add(self.global_step, self._weight, name, value)
+            self._fit.ledger.meter.add(self.global_step, self._stepper.weight, name, value)
 
     def evaluate(
         self, dataset: Any, metrics: Metrics, *, name: str = "test", batch_size: int | None = None
@@ -391,7 +336,7 @@ class Trainer:
 
     def close(self) -> None:
         """Unhook the optimizer and end the run: "stopped" if `epochs()` was left early, else "finished"."""
-        self._unhook()
+        self._stepper.unhook()
         fit = self._fit
         self._leave()
         if self._loader:
@@ -434,143 +379,15 @@ class Trainer:
         size = self.config.training.batch_size if batch_size is None else batch_size
         return Planned(name=name, metrics=metrics, loader=Loader(dataset, size, shuffle=False, device=self.device))
 
-    def _make_update(self) -> bool:
-        self._stepping = True
-        try:
-            return self._update.make()
-        finally:
-            self._stepping = False
-
-    def _close_update(self) -> None:
-        """Make the update under way of the batches that it has; nothing if it has none."""
-        if self._update.batches:
-            self._make_update()
-            self._step_done()
-            self._fit.advance(self._fit.ledger.settle(self.global_step + 1), None)
-
-    def _make_engine(self, *, own_loop: bool) -> StepEngine:
-        training = self.config.training
-        looks = f'nan_policy is "{training.nan_policy}", which looks at each loss before its update'
-        engine = StepEngine(
-            self.model,
-            self.optimizer,
-            mode="eager" if training.deterministic else training.step,
-            rule=self._update.rule,
-            total_steps=lambda: self._fit.total_steps,
-            why_not_whole="" if training.nan_policy == "warn" else looks,
-            own_loop=own_loop,
-        )
-        self._fit.keeper.as_given = engine.as_given
-        return engine
-
-    def _taken_whole(self, engine: StepEngine, train_fn: TrainFn, batch: Any) -> bool:
-        """Whether the engine has taken this batch as one graph; then what follows a batch is done, too."""
-        fit, update, weight = self._fit, self._update, self._weight
-        update.release()
-        last = update.batches + 1 >= update.rule.accumulate
-        taken = engine.step(train_fn, batch, weight=weight, window=update.weight + weight, last=last)
-        self._tell_of(engine)
-        if taken is None:
-            return False
-        metrics = {"loss": taken[0], **taken[1]}
-        if last:
-            update.follow(averaged=update.rule.ema is not None)
-        if update.single:
-            fit.advance(metrics, weight)
-            return True
-        update.count(weight)
-        fit.ledger.gather(metrics, weight)
-        fit.count_samples()
-        if last:
-            update.drop()
-            fit.advance(fit.ledger.settle(self.global_step + 1), None)
-        else:
-            fit.check_interruption()
-        return True
-
-    def _step_done(self) -> None:
-        """The optimizer has made an update that no graph made."""
-        if self._engine is None:
-            self._engine = self._make_engine(own_loop=True)
-        if self._engine.own_loop:
-            self._engine.boundary(self._batch)
-        else:
-            self._engine.end()
-        self._tell_of(self._engine)
-
-    def _tell_of(self, engine: StepEngine) -> None:
-        if engine.news:
-            self.run.warn(engine.news, self.global_step)
-            engine.news = None
-        if engine.chosen and self.run.recorder:
-            self.run.recorder.event("choice", step=self.global_step, **engine.chosen)
-            engine.chosen = None
-
     def _leave(self) -> None:
         """Nothing of the step's ways is left in the process or in the model."""
-        if self._engine:
-            self._engine.close()
+        self._stepper.leave()
         self._fit.leave()
-
-    def _leave_out(self, why: str, metrics: dict[str, Any], weight: Weight) -> None:
-        """A batch that must not be trained on; others of the same update stay."""
-        fit, update = self._fit, self._update
-        fit.refuse(why)
-        if update.single:
-            update.drop()
-            fit.advance(metrics, weight)
-            return
-        update.leave_out()
-        self._gather(metrics, weight)
-
-    def _gather(self, metrics: dict[str, Any], weight: Weight) -> None:
-        """A batch is done, its update perhaps not."""
-        fit = self._fit
-        fit.ledger.gather(metrics, weight)
-        fit.count_samples()
-        if self._update.due:
-            self._close_update()
-        elif fit.interruption.signal:
-            fit.interrupted()
-
-    def _explain_labels(self, batch: Any) -> str | None:
-        """What is wrong with the labels of a batch that the loss failed on, if that is what it was."""
-        return self._labels.explain(batch, self.position, self._samples) if self._labels else None
-
-    def _before_optimizer_step(self, _optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-        """The loop calls `optimizer.step()` itself."""
-        if self._stepping:
-            return
-        if not self._fit.begun:
-            self._fit.begin(None)
-        self._update.refuse_own_step()
-        if refusal := self._fit.nonfinite.refusal(None):
-            self._fit.ledger.meter.add(self.global_step + 1, self._weight, "loss", math.nan)  # to be counted
-            self.optimizer.zero_grad()  # without gradients the optimizer changes nothing
-            self._fit.refuse(refusal)
-        else:
-            self._update.prepare()
-
-    def _after_optimizer_step(self, _optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-        if not self._stepping:
-            self._update.follow()
-            self._step_done()
-            self._fit.advance({}, None)
-
-    def _see_batch(self, _model: nn.Module, args: tuple[Any, ...]) -> None:
-        """With a loader of the user's own: the model's input tells how many samples a batch has."""
-        if self.model.training and args and isinstance(args[0], Tensor) and args[0].dim():
-            self._samples = self._weight = args[0].shape[0]
-            self._batch = args
 
     def end_with_the_program(self) -> None:
         """A plain loop does not say when it is done: the program's end without an error does."""
         if self._fit.total_epochs is None and getattr(sys, "last_value", None) is None:
             self.close()
-
-    def _unhook(self) -> None:
-        for hook in self._hooks:
-            hook.remove()
 
 
 def _valid_tokens(batch: Any) -> Tensor:
