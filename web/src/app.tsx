@@ -12,6 +12,7 @@ import { Resources } from "./panels/resources";
 import { RunList } from "./panels/runs";
 import { Tabs } from "./panels/tabs";
 import { Timeline } from "./panels/timeline";
+import { shortName } from "./format";
 import { PANELS, type Panel } from "./route";
 import type { Run } from "./run";
 import { type Store, useStore } from "./store";
@@ -126,7 +127,7 @@ function Connection({ store }: { store: Store }) {
   const seconds = Math.max(0, Math.ceil((status.retryAt - Date.now()) / 1000));
   return (
     <span class="connection lost">
-      <i class="dot" />connection lost, {Number.isFinite(seconds) && seconds > 0 ? `next try in ${seconds} s` : "trying…"}
+      <i class="dot" />{status.reason === null ? "connection lost" : `refused (${shortName(status.reason, 80)})`}, {Number.isFinite(seconds) && seconds > 0 ? `next try in ${seconds} s` : "trying…"}
       <button type="button" onClick={() => store.hurry()}>Try now</button>
     </span>
   );

@@ -20,6 +20,7 @@ export interface MetricLine extends Line {
 }
 
 const REFRESH_POINTS = 5; // times the width: then the server thins it again
+const MOST_POINTS = 20; // times the width: in a tab that nobody sees nothing is asked for, and nothing piles up
 const BATCH_MS = 12;
 
 export class LineSet {
@@ -113,7 +114,7 @@ export class LineSet {
     let grown = false;
     for (const line of this.lines) {
       if (line.run !== run || line.source === "epochs") continue;
-      grown = this.grow(line, rows, this.x, shift, this.zoom) || grown;
+      if (line.x.length < MOST_POINTS * this.width) grown = this.grow(line, rows, this.x, shift, this.zoom) || grown;
       if (line.x.length > REFRESH_POINTS * this.width) this.outdated = true;
     }
     const steps = new Set(this.lines.filter((line) => line.run === run && line.source === "steps").map((line) => line.name));

@@ -11,6 +11,7 @@ import { Empty } from "./parts";
 
 const CHARTS_AT_FIRST = 40;
 const HEIGHT = 208;
+const MOST_NAMES = 20; // in one chart
 const FEW = 60; // so few points are shown each
 
 interface Group {
@@ -227,7 +228,8 @@ function grouped(runs: Run[], apart: boolean, filter: string): Group[] {
   const groups = new Map<string, Group>();
   for (const name of names) {
     if (wanted !== "" && !name.toLowerCase().includes(wanted)) continue;
-    const key = apart ? name : quantity(name);
+    let key = apart ? name : quantity(name);
+    for (let more = 2; (groups.get(key)?.names.length ?? 0) >= MOST_NAMES; more++) key = `${quantity(name)} (${more})`;
     const known = groups.get(key);
     if (known !== undefined) known.names.push(name);
     else groups.set(key, { key, section: section(name), names: [name] });

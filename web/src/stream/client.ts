@@ -21,7 +21,7 @@ export function openStream(onMessage: (message: StreamMessage) => void, onStatus
   const send = (what: ToHub) => worker.port.postMessage(what);
   worker.port.onmessage = ({ data }: MessageEvent<FromHub>) =>
     data.kind === "message" ? onMessage(data.message) : onStatus(data.status);
-  worker.onerror = () => onStatus({ state: "lost", retryAt: Infinity });
+  worker.onerror = () => onStatus({ state: "lost", retryAt: Infinity, reason: null });
   addEventListener("pagehide", () => send({ kind: "bye" }));
   addEventListener("pageshow", (event) => {
     if (event.persisted && wanted !== null) send(wanted); // back from the browser's cache of pages

@@ -2,7 +2,7 @@
 import type { RowsMessage, StreamMessage } from "../types";
 import { SseParser } from "./sse";
 
-export type Status = { state: "connecting" } | { state: "open" } | { state: "lost"; retryAt: number };
+export type Status = { state: "connecting" } | { state: "open" } | { state: "lost"; retryAt: number; reason: string | null };
 
 const SILENCE_MS = 10_000; // twice the server's heartbeat
 const RETRY_MS = [500, 1000, 2000, 4000, 8000];
@@ -16,6 +16,8 @@ export class Feed {
   private connection: AbortController | null = null;
   private retry: ReturnType<typeof setTimeout> | undefined;
   private failures = 0;
+  /** Why the server refuses, in its own words. */
+  private refusal: string | null = null;
   status: Status = { state: "connecting" };
 
   constructor(
@@ -60,7 +62,7 @@ export class Feed {
       if (connection.signal.aborted || this.connection !== connection) return;
       const wait = (polite ? 3000 : RETRY_MS[Math.min(this.failures, RETRY_MS.length - 1)]) ?? 0;
       this.failures += 1;
-      this.report({ state: "lost", retryAt: Date.now() + wait });
+      this.report({ state: "lost", retryAt: Date.now() + wait, reason: this.refusal });
       this.retry = setTimeout(() => this.connect(), wait);
     });
   }
@@ -68,6 +70,7 @@ export class Feed {
   /** Reads until the connection ends; whether the server said that it ends. */
   private async read(connection: AbortController): Promise<boolean> {
     let polite = false;
+    this.refusal = null;
     let silence: ReturnType<typeof setTimeout> | undefined;
     const cut = new AbortController();
     connection.signal.addEventListener("abort", () => cut.abort());
@@ -82,7 +85,10 @@ export class Feed {
       if (this.token !== null) headers["X-Flodl-Token"] = this.token;
       if (this.lastEventId !== "") headers["Last-Event-ID"] = this.lastEventId;
       const answer = await fetch(`${this.url}?${runs.join("&")}`, { headers, cache: "no-store", signal: cut.signal });
-      if (!answer.ok || answer.body === null) return false;
+      if (!answer.ok || answer.body === null) {
+        this.refusal = await refusalText(answer);
+        return false;
+      }
       this.failures = 0;
       this.report({ state: "open" });
       const parser = new SseParser();
@@ -116,6 +122,14 @@ export class Feed {
   private report(status: Status): void {
     this.status = status;
     this.onStatus(status);
+  }
+}
+
+async function refusalText(answer: Response): Promise<string> {
+  try {
+    return String(((await answer.json()) as { error?: unknown }).error ?? answer.status);
+  } catch {
+    return `status ${answer.status}`; // not this server's own answer
   }
 }
 
