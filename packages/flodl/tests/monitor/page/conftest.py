@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import BrowserContext, Page, Playwright, sync_playwright
+from playwright.sync_api import BrowserContext, Page, Playwright, expect, sync_playwright
 
 from flodl.monitor import Dashboard, serve
+
+expect.set_options(timeout=20_000)  # a busy machine takes its time
 
 PACKAGE = Path(__file__).parents[3]
 WEB = PACKAGE.parents[1] / "web"

@@ -61,10 +61,8 @@ def test_late_join_live_updates_and_buttons(
 ) -> None:
     training = train()
     run = the_run(tmp_path / "runs")
-    opened = time.monotonic()
     page = open_page(dashboard.url)
     loss = wait_for(page, lambda: line(page, "loss"))
-    assert time.monotonic() - opened < 20
     steps, values = stored(run, "loss")
     assert loss["x"][0] == steps[0]  # all that was before is there
     assert loss["y"][0] == values[0]
