@@ -255,3 +255,15 @@ def test_a_task_of_fdl_is_resumed_by_the_command_that_was_typed(monkeypatch: pyt
         assert trainer.run.how_to_resume().startswith(f"FLODL_RESUME={folder.relative_to(Path.cwd())} ")
         monkeypatch.setenv("FDL_COMMAND", "./fdl quickstart --seed 1")
         assert trainer.run.how_to_resume() == f"FLODL_RESUME={folder} ./fdl quickstart --seed 1"
+
+
+def test_another_form_of_the_step_than_the_checkpoints_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    first = setup(step="eager")
+    train(first, 1)
+    second = setup(resume=str(first.run.folder), step="eager+fused", quiet=False)
+    train(second, 2)
+    told = "the checkpoint's steps were taken by eager, this run's are by eager+fused: they agree to rounding"
+    assert told in capsys.readouterr().err
+    third = setup(resume=str(first.run.folder), deterministic=True, quiet=False)
+    train(third, 3)
+    assert "taken by eager+fused, this run's are by eager:" in capsys.readouterr().err

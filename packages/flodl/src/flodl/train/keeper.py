@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flodl.errors import ConfigError
+from flodl.train.recipes import Recipe
 from flodl.train.resuming import find_run, locate, program_of
 from flodl.train.saving import CHECKPOINTS, Saver, read_checkpoint, write_checkpoint
 
 if TYPE_CHECKING:
+    from flodl.train.engine import StepEngine
     from flodl.train.fit import Fit
 
 __all__ = ["Keeper"]
@@ -23,8 +24,8 @@ class Keeper:
     """The checkpoints of one training: made in the background, recorded once they are on disk, found again."""
 
     def __init__(self, fit: Fit) -> None:
-        self.as_given: Callable[[], AbstractContextManager[None]] = nullcontext
-        """The optimizer as the user made it, for a checkpoint."""
+        self.engine: StepEngine | None = None
+        """Takes the steps; made at the first one."""
         self.resumed: Path | None = None
         """The run's folder that was resumed."""
         self.resumed_at = 0
@@ -53,7 +54,7 @@ class Keeper:
         self._saved_at = time.monotonic()
         fit.drain()  # the epoch's sums so far are part of what is saved
         self.mark = fit.run.flush()
-        with self.as_given():
+        with self._as_given():
             path = saver.save_fit(fit, fit.measured, explicit=not periodic)
         if wait and not periodic:
             saver.wait()
@@ -72,7 +73,7 @@ class Keeper:
         fit.drain()
         self.mark = fit.run.flush()
         started = time.time()
-        with self.as_given():
+        with self._as_given():
             written = write_checkpoint(path, fit)
         fit.span("checkpoint", started)
         fit.tell("on_checkpoint", {}, written=written)
@@ -108,6 +109,24 @@ class Keeper:
         saver, self._saver = self._saver, None
         if saver:
             saver.close()
+
+    @property
+    def recipe(self) -> str | None:
+        """By which steps are taken now."""
+        return None if self.engine is None else str(self.engine.recipe)
+
+    def compare_recipe(self, saved: str | None) -> None:
+        """A run that goes on in another fixed way agrees with the unbroken one to rounding only, which is to be said."""
+        training = self._fit.config.training
+        if saved is not None and (training.step != "auto" or training.deterministic):
+            now = str(Recipe() if training.deterministic else Recipe.parse(training.step))
+            if now != saved:
+                line = f"the checkpoint's steps were taken by {saved}, this run's are by {now}: they agree to rounding"
+                self._fit.notes.append(line)
+
+    def _as_given(self) -> AbstractContextManager[None]:
+        """The optimizer as the user made it."""
+        return self.engine.as_given() if self.engine else nullcontext()
 
     def _open(self) -> Saver:
         if self._saver is None:

@@ -72,6 +72,7 @@ def training_state(fit: Fit) -> dict[str, Any]:
         "step": fit.step,
         **_about(fit),
         "record": fit.keeper.mark,
+        "recipe": fit.keeper.recipe,
         # Evaluations that follow the last update may be done once more: they then draw the same numbers.
         "rng": fit.rng_before_evaluation or checkpoint.rng_state(),
         "evaluation_due": fit.evaluation_due,
@@ -98,6 +99,7 @@ def training_state(fit: Fit) -> dict[str, Any]:
 def put_state(fit: Fit, state: Mapping[str, Any]) -> None:
     """Go on from `training_state`."""
     update = fit.update
+    fit.keeper.compare_recipe(state["recipe"])
     fit.step, fit.keeper.mark = state["step"], state["record"]
     fit.evaluation_due = state["evaluation_due"]
     fit.ledger.load(state["ledger"])

@@ -123,7 +123,7 @@ class Stepper:
             why_not_whole="" if training.nan_policy == "warn" else looks,
             own_loop=own_loop,
         )
-        fit.keeper.as_given = engine.as_given
+        fit.keeper.engine = engine
         return engine
 
     def _taken_whole(self, engine: StepEngine, train_fn: TrainFn, batch: Any) -> bool:
