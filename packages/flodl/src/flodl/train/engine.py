@@ -96,7 +96,7 @@ class StepEngine:
             self._set_up(recipe)
             return None
         self._set_up(recipe.but(fused=self._now.fused))
-        with machine.in_force(recipe):
+        with machine.in_force(self._beside(recipe)):
             started = time.perf_counter()
             result = self._whole.step(batch, weight=weight, window=window, last=last)
             if result is not None:
@@ -113,7 +113,7 @@ class StepEngine:
         if recipe.graph == "whole":
             recipe = recipe.but(graph="eager", fused=self._facts.fusable if self._facts and not self._fixed else False)
             self._set_up(recipe)
-        self._settings.enter_context(machine.in_force(recipe))
+        self._settings.enter_context(machine.in_force(self._beside(recipe)))
         self._entered_at = time.perf_counter()
         try:
             yield
@@ -241,6 +241,12 @@ class StepEngine:
         assert self._chooser is not None
         self._size = _numel(batch)
         return self._chooser.recipe
+
+    def _beside(self, recipe: Recipe) -> Recipe:
+        """While another process compiles, a processor is left to it: threads that wait for one are far slower than fewer."""
+        if self._ahead is None or self._facts is None or recipe.threads is not None:
+            return recipe
+        return recipe.but(threads=max(1, self._facts.threads - 1))
 
     def _begin(self, batch: Any) -> None:
         self._facts = facts = _Facts(self._model, self._optimizer)
@@ -425,11 +431,15 @@ class _Facts:
         def change(**fields: Any) -> Callable[[Recipe], Recipe | None]:
             return lambda best: self.possible(best.but(**fields))
 
-        moves: list[Move] = [("the fused optimizer", change(fused=True))]
+        # Threads first: on a busy machine they disturb all that is tried with more of them. Again after the products.
+        threads = lambda best: self.possible(best.but(threads=1 if best.threads is None else None))  # noqa: E731
+        several = self.on_cpu and self.threads > 1
+        moves: list[Move] = [("the other number of threads", threads)] if several else []
+        moves.append(("the fused optimizer", change(fused=True)))
         if self.on_cpu:
             moves.append(("matrix products by oneDNN", change(onednn=True)))
-            if self.threads > 1:
-                moves.append(("one thread", change(threads=1)))
+            if several:
+                moves.append(("the other number of threads", threads))
         if self.images:
             moves.append(("channels last", change(channels_last=True)))
         if self.on_cpu:
