@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import torch
 
-from flodl import checkpoint
 from flodl.data import Loader, Position
 from flodl.errors import TrainingError
 from flodl.graph.state import StateCell
@@ -20,7 +19,7 @@ from flodl.train.average import update_batch_norm
 from flodl.train.callbacks import Callbacks, Control, FitState, Moment
 from flodl.train.determinism import Deterministic
 from flodl.train.device import summary
-from flodl.train.evaluate import Planned, evaluate
+from flodl.train.evaluations import Evaluations
 from flodl.train.keeper import Keeper
 from flodl.train.ledger import Ledger
 from flodl.train.metrics import Weight
@@ -56,7 +55,7 @@ class Fit:
         self.history: list[dict[str, float]] = []
         self.interruption = Interruption()
         self.nonfinite = NonFinite(self.config.training.nan_policy, trainer.model)
-        self.planned: list[Planned] = []
+        self.evaluations = Evaluations(self)
         self.total_epochs: int | None = None
         self.exhausted = False
         """No batch is left in this epoch."""
@@ -64,10 +63,6 @@ class Fit:
         self.stopping = False
         self.over = False
         """Saved and ended, by a signal or by policy."""
-        self.evaluation_due = False
-        """An evaluation of this step was cut off."""
-        self.rng_before_evaluation: dict[str, Any] | None = None
-        """The random states before evaluations that a resumed training will do once more."""
         self._run: Run | None = None
         self._cells = [m for m in trainer.model.modules() if isinstance(m, StateCell)]
         self._loader_note: str | None = None
@@ -75,10 +70,6 @@ class Fit:
         """What is to be said when the run is opened."""
         self._deterministic = Deterministic()
         self.keeper = Keeper(self)
-        self.measured: dict[str, float] = {}
-        """The newest of each mean and evaluation."""
-        self.evaluations: dict[str, float] = {}
-        """Of the epoch under way."""
         self._reached = False  # the end that was asked for, not a stop
         self._drain_at = 0.0
         self._began_at = time.monotonic()
@@ -154,8 +145,8 @@ class Fit:
         if training.max_steps is not None and self.step >= training.max_steps:
             self.reach(f"max_steps is {training.max_steps}")
         self.tell("on_fit_start", {})
-        if self.evaluation_due:
-            self.evaluate_planned()
+        if self.evaluations.due:
+            self.evaluations.run()
 
     def enter(self) -> None:
         """Training begins: what it changes outside of itself is changed."""
@@ -200,7 +191,7 @@ class Fit:
 
     def count_samples(self) -> None:
         """The batch under way is trained."""
-        self.rng_before_evaluation = None
+        self.evaluations.rng_before = None
         if self.untrained:
             self.position = Position(epoch=self.position.epoch, sample=self.position.sample + self.untrained)
             self.untrained = 0
@@ -211,7 +202,7 @@ class Fit:
             self.ledger.rate(self.step, self.update.rates[0])
         self.tell("on_step_end", metrics)
         if training.evaluate_steps and self.step % training.evaluate_steps == 0:
-            self.evaluate_planned()
+            self.evaluations.run()
             self.keeper.save_if_best()
         if output.save_steps and self.step % output.save_steps == 0 and self.keeper.wanted:
             self.keeper.save(periodic=True)
@@ -242,57 +233,22 @@ class Fit:
             self._loader_note = self.loader.note
             run.say(self._loader_note)
 
-    # -- evaluations
-
-    def evaluate_planned(self, *, after_step: bool = True) -> None:
-        """All evaluations that were planned, now. One that a signal cuts off is done again when the run is resumed.
-
-        after_step: not what ends an epoch, to which a resumed loop comes back by itself.
-        """
-        self.evaluation_due = after_step
-        for planned in self.planned:
-            self.evaluate(planned)
-        self.evaluation_due = False
-        self.rng_before_evaluation = None
-
-    def evaluate(self, planned: Planned) -> dict[str, float]:
-        """Means over a dataset, recorded and, inside an epoch, part of its line."""
-        self.drain()
-        # A loop comes back to what follows its last batch, but not to what it does between two batches: that is completed.
-        comes_back = self.evaluation_due or self.epoch_is_whole()
-        if comes_back and self.rng_before_evaluation is None:
-            self.rng_before_evaluation = checkpoint.rng_state()
-        started = time.time()
-        with self.update.evaluating():
-            stop = (lambda: bool(self.interruption.signal)) if comes_back else (lambda: False)
-            result = evaluate(self.trainer.model, planned, stop)
-        if result is None:
-            self.interrupted()
-        named = {f"{planned.name}_{key}": value for key, value in result.items()}
-        self.evaluations.update(named)
-        self.measured.update(named)
-        self.run.points([(self.step, key, value) for key, value in named.items()], self.position.epoch)
-        self.span("evaluation", started)
-        self.tell("on_eval_end", named)
-        return result
-
     # -- epochs
 
     def end_epoch(self, seconds: float) -> None:
         """All batches of the epoch were seen."""
         training, epoch = self.config.training, self.position.epoch
         if training.evaluate_steps is None and (epoch + 1) % training.evaluate_epochs == 0:
-            self.evaluate_planned(after_step=False)
+            self.evaluations.run(after_step=False)
         self.drain(at_once=True)
-        means = {**self.ledger.meter.means(), **self.evaluations}
+        means = {**self.ledger.meter.means(), **self.evaluations.of_epoch}
         self.run.epoch(epoch, means, seconds, self.step, self.ledger.meter.not_finite.get("loss", 0))
         self.ledger.meter.clear()
-        self.evaluations.clear()
+        self.evaluations.end_epoch(means)
         self.history.append(means)
         control = self._ask("on_epoch_end", means)
-        self.position, self.exhausted, self.rng_before_evaluation = Position(epoch=epoch + 1), False, None
+        self.position, self.exhausted = Position(epoch=epoch + 1), False
         self._average(epoch)
-        self.measured.update(means)
         self._obey(control, "on_epoch_end")
         self.keeper.save_if_best()
         if self.keeper.wanted and self.keeper.age > self.config.output.save_seconds:
@@ -340,14 +296,18 @@ class Fit:
         if control.stop_reason is not None:
             self.reach(control.stop_reason)
         if control.evaluate_asked and moment != "on_eval_end":
-            self.evaluate_planned()
+            self.evaluations.run()
         if control.save_asked and moment != "on_checkpoint" and self.keeper.wanted:
             self.keeper.save(wait=False)
 
     def span(self, kind: str, started: float) -> None:
         """Something took from `started` (seconds since 1970) until now, and no step did."""
+        seconds = time.time() - started
+        self.ledger.exclude(seconds)
+        if self.keeper.engine:
+            self.keeper.engine.pause()
         if self._run and self._run.recorder:
-            self._run.recorder.event(kind, start=started, seconds=time.time() - started, step=self.step)
+            self._run.recorder.event(kind, start=started, seconds=seconds, step=self.step)
 
     # -- the end
 

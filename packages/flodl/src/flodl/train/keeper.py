@@ -55,7 +55,7 @@ class Keeper:
         fit.drain()  # the epoch's sums so far are part of what is saved
         self.mark = fit.run.flush()
         with self._as_given():
-            path = saver.save_fit(fit, fit.measured, explicit=not periodic)
+            path = saver.save_fit(fit, fit.evaluations.measured, explicit=not periodic)
         if wait and not periodic:
             saver.wait()
         self.tell_written()
@@ -63,7 +63,7 @@ class Keeper:
 
     def save_if_best(self) -> None:
         """After an evaluation: a checkpoint if it is the best one so far."""
-        name, measured = self._fit.config.output.keep_best, self._fit.measured
+        name, measured = self._fit.config.output.keep_best, self._fit.evaluations.measured
         if name is not None and name in measured and self.wanted and self._open().would_be_best(measured[name]):
             self.save(periodic=True)
 

@@ -30,6 +30,7 @@ class Ledger:
         self._rate: float | None = None
         self._waited: list[float] = []
         self._computed: list[float] = []
+        self._excluded = 0.0
         self._last_step = 0
         self._until = 0.0  # when the newest of them ended
 
@@ -59,6 +60,8 @@ class Ledger:
 
     def spent(self, waited: float, computed: float, step: int) -> None:
         """The seconds for which a batch was waited and then computed with, up to now; `step`: updates made by then."""
+        if self._excluded:
+            computed, self._excluded = max(computed - self._excluded, 0.0), 0.0
         if self._waited and step == self._last_step:  # another batch of the same update
             self._waited[-1] += waited
             self._computed[-1] += computed
@@ -67,6 +70,10 @@ class Ledger:
             self._computed.append(computed)
             self._last_step = step
         self._until = time.time()
+
+    def exclude(self, seconds: float) -> None:
+        """So much of the time since the last batch was no step's (an evaluation, a checkpoint)."""
+        self._excluded += seconds
 
     def points(self) -> list[tuple[int, str, float]]:
         """What was measured since the last call: (step, name, value)."""

@@ -74,11 +74,9 @@ def training_state(fit: Fit) -> dict[str, Any]:
         "record": fit.keeper.mark,
         "recipe": fit.keeper.recipe,
         # Evaluations that follow the last update may be done once more: they then draw the same numbers.
-        "rng": fit.rng_before_evaluation or checkpoint.rng_state(),
-        "evaluation_due": fit.evaluation_due,
+        "rng": fit.evaluations.rng_before or checkpoint.rng_state(),
         "ledger": fit.ledger.state(),
-        "evaluations": dict(fit.evaluations),
-        "measured": dict(fit.measured),
+        "evaluations": fit.evaluations.state(),
         "callbacks": fit.callbacks.state(),
     }
     if fit.loader and (place := fit.loader.state_dict()):
@@ -101,9 +99,8 @@ def put_state(fit: Fit, state: Mapping[str, Any]) -> None:
     update = fit.update
     fit.keeper.compare_recipe(state["recipe"])
     fit.step, fit.keeper.mark = state["step"], state["record"]
-    fit.evaluation_due = state["evaluation_due"]
     fit.ledger.load(state["ledger"])
-    fit.evaluations, fit.measured = dict(state["evaluations"]), dict(state["measured"])
+    fit.evaluations.load(state["evaluations"])
     fit.keeper.unknown_callbacks = fit.callbacks.load(state["callbacks"])
     if window := state.get("window"):
         update.load_sums(window["batches"], window["weight"], window["sums"])

@@ -305,13 +305,13 @@ class Trainer:
         The model is in evaluation mode, without gradients, with its averaged weights where `ema` is on, and as it was
         afterwards. Recorded as `{name}_{metric}`; inside an epoch it is also in that epoch's line.
         """
-        return self._fit.evaluate(self._plan(dataset, metrics, name, batch_size))
+        return self._fit.evaluations.evaluate(self._plan(dataset, metrics, name, batch_size))
 
     def plan_evaluation(
         self, dataset: Any, metrics: Metrics, *, name: str = "test", batch_size: int | None = None
     ) -> None:
         """Evaluate so every `evaluate_steps` updates or `evaluate_epochs` epochs, and when a callback asks for it."""
-        self._fit.planned.append(self._plan(dataset, metrics, name, batch_size))
+        self._fit.evaluations.planned.append(self._plan(dataset, metrics, name, batch_size))
 
     def stop(self) -> None:
         """End training after the step under way; `epochs()` and `batches()` then end as if they were done."""
