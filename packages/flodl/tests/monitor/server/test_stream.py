@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import shutil
 import threading
 import time
 from pathlib import Path
@@ -70,8 +71,8 @@ def test_cut_connections_lose_nothing_and_repeat_nothing(browser, runs: Path) ->
     training = threading.Thread(target=train)
     training.start()
     points, events, resources, token, cuts = [], [], [], None, 0
-    done = False
-    while not done:
+    reached, end = 0, None
+    while reached != end:
         headers = {} if token is None else {"Last_Event_ID": token}
         with browser.stream("run=r:0", cut_after=chance.randrange(300_000), **headers) as stream:
             for message in stream:
@@ -79,9 +80,11 @@ def test_cut_connections_lose_nothing_and_repeat_nothing(browser, runs: Path) ->
                     points += message.data["points"]
                     events += message.data["events"]
                     resources += message.data["resources"]
+                    reached = message.data["last_id"]
+                elif message.event == "info" and message.data["info"]["state"] == "finished":
+                    end = message.data["info"]["last_id"]
                 token = message.id
-                done = message.event == "info" and message.data["info"]["state"] == "finished" and len(points) == total
-                if done:
+                if reached == end:
                     break
         cuts += 1
     training.join()
@@ -135,8 +138,6 @@ def test_a_reader_hears_of_a_cut(browser, runs: Path) -> None:
 
 
 def test_a_run_that_was_replaced_by_another(browser, runs: Path) -> None:
-    import shutil
-
     for value in (1.0, 2.0):
         if value == 2.0:
             shutil.rmtree(runs / "r")
@@ -163,12 +164,14 @@ def test_the_list_of_runs_changes(browser, runs: Path) -> None:
 def test_a_store_that_breaks_and_recovers(browser, runs: Path) -> None:
     Recorder(runs, run_id="r").finish()
     store = runs / "r" / "run.db"
-    good = store.read_bytes()
+    good, bad = runs / "good", runs / "bad"
+    shutil.copy(store, good)
+    bad.write_bytes(b"x" * 100)
     with browser.stream("run=r:0") as stream:
         stream.until("info")
-        store.write_bytes(b"x" * 100)
+        bad.replace(store)
         assert "damaged" in stream.until("problem").data["problem"]
-        store.write_bytes(good)
+        good.replace(store)
         assert stream.until("problem").data["problem"] is None
 
 

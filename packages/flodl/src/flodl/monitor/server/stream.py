@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from urllib.parse import quote, unquote
 
 import anyio
+import anyio.lowlevel
 from starlette.types import Receive, Scope, Send
 
 from flodl.errors import StoreError
@@ -128,4 +129,5 @@ class EventStream:
 
     async def _write(self, part: bytes) -> None:
         await self._send({"type": "http.response.body", "body": part, "more_body": True})
+        await anyio.lowlevel.checkpoint()  # else a reader that is gone is noticed only after many parts
         self._written = time.monotonic()
