@@ -189,3 +189,43 @@ def test_evaluations_every_few_steps_also_on_less_than_a_batch() -> None:
 def test_epochs_needs_an_end() -> None:
     with pytest.raises(fl.ConfigError, match="give one, or set training.epochs, max_steps or max_time"):
         next(make([]).epochs())
+
+
+def test_a_failing_on_exception_leaves_the_run_failed() -> None:
+    class Worse(fl.Callback):
+        def on_exception(self, state: fl.FitState, control: fl.Control, error: BaseException) -> None:
+            raise KeyError("worse")
+
+    trainer = make([Worse()])
+    with pytest.raises(KeyError, match="worse"), trainer:
+        for _ in trainer.epochs(1):
+            for _batch in trainer.batches():
+                raise ZeroDivisionError("first")
+    assert trainer.run.folder is not None
+    with fl.monitor.RunView(trainer.run.folder) as view:
+        assert (view.info().state, view.info().error) == ("failed", "ZeroDivisionError: first")
+
+
+def test_settings_without_an_effect_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    trainer = make([], quiet=False, evaluate_steps=3, stop_metric="test_los", keep_best="los")
+    trainer.plan_evaluation((torch.randn(3, 4), torch.randn(3, 2)), loss_of)
+    with pytest.warns(UserWarning, match="no metric 'test_los' after an evaluation. Did you mean 'test_loss'"):
+        train(trainer)
+    told = capsys.readouterr().err
+    assert "keep_best is 'los', which was never measured" in told
+    train(make([], quiet=False, evaluate_steps=3))
+    assert "nothing is evaluated, because trainer.plan_evaluation(...) was not called" in capsys.readouterr().err
+    with pytest.raises(fl.ConfigError, match="swa_epochs averages the last epochs"):
+        train(make([], swa_epochs=2, max_steps=4), None)
+    with pytest.raises(fl.ConfigError, match="output.serve needs output.record, which is off"):
+        make([], serve=3000, record=False)
+
+
+def test_an_epoch_that_the_loop_leaves_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    trainer = make([], quiet=False)
+    with trainer:
+        for _ in trainer.epochs(1):
+            for x, y in trainer.batches():
+                trainer.step(F.mse_loss(trainer.model(x), y))
+                break
+    assert "epoch 1 was left after 4 samples" in capsys.readouterr().err

@@ -125,7 +125,7 @@ def broken_off(**how: Any) -> Path:
     with pytest.raises(SystemExit) as ended:
         run(**how)
     assert ended.value.code == 128 + signal.SIGTERM
-    (folder,) = Path("runs").iterdir()
+    (folder,) = Path(how.get("folder", "runs")).iterdir()
     return folder
 
 
@@ -149,3 +149,137 @@ def test_twice_and_with_the_loops_own_backward() -> None:
     with pytest.raises(SystemExit):
         run(batches=4, form="backward", resume=str(folder))
     assert_same(everything(*run(form="backward", resume=str(folder))), whole)
+
+
+class Saves(fl.Callback):
+    """Asks for a checkpoint at one moment of one step, and counts the evaluations that it is told of."""
+
+    def __init__(self, moment: str, step: int) -> None:
+        self.moment, self.step, self.evaluations = moment, step, 0
+
+    def on_step_end(self, state: fl.FitState, control: fl.Control) -> None:
+        if self.moment == "on_step_end" and state.step == self.step:
+            control.save()
+
+    def on_eval_end(self, state: fl.FitState, control: fl.Control) -> None:
+        self.evaluations += 1
+        if self.moment == "on_eval_end" and state.step == self.step:
+            control.save()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"evaluations": self.evaluations}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.evaluations = state["evaluations"]
+
+
+def watched(saves: Saves, *, kill_in: int | None = None, **settings: Any) -> tuple[fl.Trainer, list[float]]:
+    """Two evaluations, which draw numbers, every 4 steps or at each epoch's end; SIGTERM in the `kill_in`-th one."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.3), nn.Linear(16, 4))
+    data = fl.data.Tensors(torch.randn(40, 8), torch.randint(4, (40,)))
+    settings = {"batch_size": 8, "step": "eager", "quiet": True, "keep_last": 50, **settings}
+    trainer = fl.Trainer.setup(model, AdamW(model.parameters(), lr=0.05), data, callbacks=[saves], **settings)
+    made = 0
+
+    def evaluate(model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        nonlocal made
+        made += 1
+        if made == kill_in:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return noisy(model, batch)
+
+    for name in ("valid", "test"):
+        trainer.plan_evaluation(data, evaluate, name=name, batch_size=40)
+    with trainer:
+        for _ in trainer.epochs(4):
+            for x, y in trainer.batches():
+                trainer.step(F.cross_entropy(trainer.model(x), y))
+    assert trainer.run.folder is not None
+    with fl.monitor.RunView(trainer.run.folder) as view:
+        points = [p.value for name in ("loss", "valid_loss", "test_loss") for p in view.series(name)]
+        points += [value for epoch in view.epochs() for value in epoch.metrics.values()]
+    return trainer, [*points, *(p.sum().item() for p in model.parameters())]
+
+
+@pytest.mark.parametrize("every", [{"evaluate_steps": 4}, {}], ids=["every 4 steps", "each epoch"])
+@pytest.mark.parametrize("moment", ["on_step_end", "on_eval_end"])
+def test_what_a_callback_saved_beside_an_evaluation_goes_on_to_the_same_bits(
+    moment: str, every: dict[str, int]
+) -> None:
+    saves = Saves(moment, step=4 if every else 5)
+    whole, expected = watched(saves, **every)
+    (saved,) = Path(whole.run.folder or "").glob(f"checkpoints/step-{saves.step:08}")
+    again = Saves("never", 0)
+    _, got = watched(again, resume=str(saved), **every)
+    assert got == expected
+    assert again.evaluations == saves.evaluations
+
+
+@pytest.mark.parametrize("every", [{"evaluate_steps": 4}, {}], ids=["every 4 steps", "each epoch"])
+@pytest.mark.parametrize("kill_in", [1, 2, 3, 4])
+def test_a_callback_is_told_of_each_of_two_evaluations_once(kill_in: int, every: dict[str, int]) -> None:
+    saves = Saves("never", 0)
+    _, expected = watched(saves, folder="whole", **every)
+    with pytest.raises(SystemExit):
+        watched(Saves("never", 0), kill_in=kill_in, **every)
+    (folder,) = Path("runs").iterdir()
+    again = Saves("never", 0)
+    _, got = watched(again, resume=str(folder), **every)
+    assert got == expected
+    assert again.evaluations == saves.evaluations
+
+
+def test_settings_that_a_resume_changes_are_told_and_mean_what_they_say(capsys: pytest.CaptureFixture[str]) -> None:
+    plain = {"accumulate": 1, "scheduler": None, "warmup_steps": 0, "ema": None, "swa_epochs": None}
+    first, _ = run(max_steps=6, **plain)
+    second, _ = run(resume=str(first.run.folder), max_steps=7, **{**plain, "ema": 0.999, "scheduler": "linear"})
+    told = capsys.readouterr().err
+    assert "the checkpoint has no ema: the average begins with the weights in it" in told
+    assert "the checkpoint's schedule is None, this run's is linear" in told
+    ema = second._fit.update.rule.ema
+    assert ema is not None
+    live = second.model.state_dict()
+    for name, average in ema.shadow.items():
+        if name in live:
+            assert (average - live[name]).abs().max() < 0.2, "the average of initial weights would be far away"
+    # step 7 of 7, at update 6 of the schedule: 1 - 6/7 of the rate, then its end
+    assert second.optimizer.param_groups[0]["lr"] == pytest.approx(0.0, abs=1e-12)
+    folder = broken_off(batches=2, folder="windows")
+    with pytest.raises(fl.ConfigError, match="inside an update of 3 batches, this run has accumulate 1"):
+        run(resume=str(folder), accumulate=1)
+
+
+def test_a_second_call_of_epochs_makes_the_schedule_longer() -> None:
+    model = nn.Linear(2, 2)
+    data = (torch.randn(8, 2), torch.randn(8, 2))
+    trainer = fl.Trainer.setup(
+        model, AdamW(model.parameters(), lr=1.0), data, batch_size=2, scheduler="linear", quiet=True, record=False
+    )
+    rates = []
+    with trainer:
+        for epochs in (1, 2):
+            for _ in trainer.epochs(epochs):
+                for x, y in trainer.batches():
+                    rates.append(trainer.optimizer.param_groups[0]["lr"])
+                    trainer.step(F.mse_loss(trainer.model(x), y))
+    assert rates == pytest.approx([1, 0.75, 0.5, 0.25, 0.5, 0.375, 0.25, 0.125])
+
+
+def test_a_signal_while_training_ends_is_obeyed_and_forgotten() -> None:
+    class Ends(fl.Callback):
+        def on_fit_end(self, state: fl.FitState, control: fl.Control) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    model = nn.Linear(2, 2)
+    data = (torch.randn(8, 2), torch.randn(8, 2))
+    trainer = fl.Trainer.setup(model, AdamW(model.parameters()), data, batch_size=2, quiet=True, callbacks=[Ends()])
+    with trainer, pytest.raises(SystemExit) as ended:
+        for _ in trainer.epochs(1):
+            for x, y in trainer.batches():
+                trainer.step(F.mse_loss(trainer.model(x), y))
+    assert ended.value.code == 128 + signal.SIGTERM
+    assert trainer.run.folder is not None
+    with fl.monitor.RunView(trainer.run.folder) as view:
+        assert view.info().state == "finished"
+    assert trainer.interruption.signal == 0

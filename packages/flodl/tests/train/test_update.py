@@ -303,3 +303,50 @@ def test_a_batch_of_nan_is_left_out_of_its_window() -> None:
             optimizer.step()
         trained(model, (x, y), 1, form=form, batch_size=8, accumulate=3, nan_policy="skip")
         same(model, expected)
+
+
+@pytest.mark.parametrize("settings", [{"amp": "fp16"}, {"nan_policy": "skip"}, {"nan_policy": "skip", "accumulate": 2}])
+def test_a_schedule_whose_first_update_is_left_out(settings: dict[str, Any]) -> None:
+    """Which fp16's first scale often is. The schedule waits; the rate is recorded as it is."""
+    data, model = tuple(t.float() for t in regression(16)), small().float()
+    trainer = fl.Trainer.setup(
+        model, SGD(model.parameters(), lr=0.1), data, batch_size=4, scheduler="linear", quiet=True, **settings
+    )
+    with trainer:
+        for _ in trainer.epochs(1):
+            for number, (x, y) in enumerate(trainer.batches()):
+                loss = F.mse_loss(trainer.model(x), y)
+                left_out = number < settings.get("accumulate", 1)
+                trainer.step(loss * (1e38 if "amp" in settings else float("nan")) if left_out else loss)
+    updates = 2 if "accumulate" in settings else 4
+    assert trainer.global_step == updates
+    assert trainer.optimizer.param_groups[0]["lr"] == pytest.approx(0.1 * (1 - (updates - 1) / updates))
+    assert all(p.isfinite().all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_a_finite_loss_with_a_gradient_of_nan_is_left_out_too(accumulate: int) -> None:
+    x, y = regression(24)
+    model = small()
+    trainer = fl.Trainer.setup(
+        model, SGD(model.parameters(), lr=0.1), (x, y), batch_size=4, accumulate=accumulate, nan_policy="skip",
+        quiet=True, record=False,
+    )  # fmt: skip
+    with trainer:
+        for _ in trainer.epochs(1):
+            for number, (inputs, targets) in enumerate(trainer.batches()):
+                loss = F.mse_loss(trainer.model(inputs), targets)
+                bad = (trainer.model(inputs).sum() * 0).sqrt() if number == 1 else 0.0  # 0, with a gradient of 0 / 0
+                trainer.step(loss + bad)
+    assert all(p.isfinite().all() for p in model.parameters())
+    assert trainer.history[0]["loss"] > 0
+
+
+def test_the_trained_batches_of_a_window_stay_in_the_mean() -> None:
+    x, y = regression(16)
+    x[:4] = float("nan")
+    model = small()
+    with torch.no_grad():
+        expected = F.mse_loss(model(x[4:]), y[4:]).item()
+    trainer = trained(model, (x, y), 1, batch_size=4, accumulate=4, nan_policy="skip")
+    assert trainer.history[0]["loss"] == pytest.approx(expected, rel=1e-12)

@@ -53,6 +53,13 @@ class Average(ABC):
         torch._foreach_lerp_(averages, [t.to(a.dtype) for a, t in zip(averages, live, strict=True)], self.weight())
         self.updates += 1
 
+    @torch.no_grad()
+    def restart(self) -> None:
+        """Begin anew with the model as it is now."""
+        averages, live = self.pairs()
+        _copy(averages, live)
+        self.updates = 0
+
     def pairs(self) -> tuple[list[Tensor], list[Tensor]]:
         """The averages and the model's own tensors, in the same order."""
         for name in [name for name in self._frozen if self._live(name).requires_grad]:

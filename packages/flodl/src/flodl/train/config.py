@@ -133,6 +133,15 @@ class OutputConfig:
 
     def __post_init__(self) -> None:
         _check(self, "output", _LEAST_OF_OUTPUT)
+        for name, needs in (
+            ("serve", "record"),
+            ("report", "record"),
+            ("save_steps", "checkpoint"),
+            ("keep_best", "checkpoint"),
+        ):
+            for need in ("record", needs):
+                if getattr(self, name) not in (None, False) and not getattr(self, need):
+                    raise ConfigError(f"output.{name} needs output.{need}, which is off")
 
 
 @dataclass(frozen=True, kw_only=True)

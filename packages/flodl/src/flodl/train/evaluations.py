@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from flodl import checkpoint
 from flodl.train.evaluate import Planned, evaluate
 
 if TYPE_CHECKING:
@@ -25,8 +24,8 @@ class Evaluations:
         """Made in the epoch under way."""
         self.due = False
         """Those after this update are not complete."""
-        self.rng_before: dict[str, Any] | None = None
-        """The random states before evaluations that a resumed training will make once more."""
+        self.before: dict[str, Any] | None = None
+        """What a checkpoint holds as it was before evaluations that a resumed training will make, and tell of, once more."""
         self._fit = fit
 
     def run(self, *, after_step: bool = True) -> None:
@@ -37,7 +36,7 @@ class Evaluations:
         self.due = after_step
         for planned in self.planned:
             self.evaluate(planned)
-        self.due, self.rng_before = False, None
+        self.due, self.before = False, None
 
     def evaluate(self, planned: Planned) -> dict[str, float]:
         """Means over a dataset, recorded and, inside an epoch, part of its line."""
@@ -45,8 +44,8 @@ class Evaluations:
         fit.drain()
         # A loop comes back to what follows its last batch, but not to what it does between two batches: that is completed.
         comes_back = self.due or fit.epoch_is_whole()
-        if comes_back and self.rng_before is None:
-            self.rng_before = checkpoint.rng_state()
+        if comes_back and self.before is None:
+            self.before = {**fit.passing(), "record": fit.run.flush()}
         started = time.time()
         with fit.update.evaluating():
             stop = (lambda: bool(fit.interruption.signal)) if comes_back else (lambda: False)
@@ -64,12 +63,12 @@ class Evaluations:
     def end_epoch(self, means: dict[str, float]) -> None:
         """The epoch is over, with these means: a resumed training does not come back to it."""
         self.measured.update(means)
-        self.of_epoch, self.rng_before = {}, None
+        self.of_epoch, self.before = {}, None
 
     def state(self) -> dict[str, Any]:
         """Plain values, for a checkpoint."""
-        return {"due": self.due, "of_epoch": dict(self.of_epoch), "measured": dict(self.measured)}
+        return {"of_epoch": dict(self.of_epoch), "measured": dict(self.measured)}
 
     def load(self, state: dict[str, Any]) -> None:
         """Go on from `state()`."""
-        self.due, self.of_epoch, self.measured = state["due"], dict(state["of_epoch"]), dict(state["measured"])
+        self.of_epoch, self.measured = dict(state["of_epoch"]), dict(state["measured"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import copy
 import signal
 import sys
 import time
@@ -12,8 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import torch
 
+from flodl import checkpoint
 from flodl.data import Loader, Position
-from flodl.errors import TrainingError
+from flodl.errors import ConfigError, TrainingError, nearest
 from flodl.graph.state import StateCell
 from flodl.train.average import update_batch_norm
 from flodl.train.callbacks import Callbacks, Control, FitState, Moment
@@ -71,6 +73,8 @@ class Fit:
         self._deterministic = Deterministic()
         self.keeper = Keeper(self)
         self._reached = False  # the end that was asked for, not a stop
+        self._busy = False  # with what follows an update, or ends an epoch
+        self._save_asked = False
         self._drain_at = 0.0
         self._began_at = time.monotonic()
         self._watched = False  # something is due after some updates
@@ -128,6 +132,10 @@ class Fit:
     def begin(self, total_epochs: int | None) -> None:
         """Before the first update of this process, or of another call of `epochs()`."""
         training = self.config.training
+        if training.swa_epochs and total_epochs is None:
+            raise ConfigError("training.swa_epochs averages the last epochs: epochs() needs to know their number")
+        if training.evaluate_steps and not self.evaluations.planned:
+            self.run.say("evaluate_steps: nothing is evaluated, because trainer.plan_evaluation(...) was not called")
         self.total_epochs = total_epochs
         self.begun, self.stopping, self._reached = True, False, False
         self._began_at = time.monotonic()
@@ -191,19 +199,22 @@ class Fit:
 
     def count_samples(self) -> None:
         """The batch under way is trained."""
-        self.evaluations.rng_before = None
+        self.evaluations.before = None
         if self.untrained:
             self.position = Position(epoch=self.position.epoch, sample=self.position.sample + self.untrained)
             self.untrained = 0
 
     def _after_update(self, metrics: Mapping[str, Any]) -> None:
         training, output = self.config.training, self.config.output
+        self._busy = True
         if self.update.scheduler:
-            self.ledger.rate(self.step, self.update.rates[0])
+            self.ledger.rate(self.step, self._rates_used()[0])
         self.tell("on_step_end", metrics)
         if training.evaluate_steps and self.step % training.evaluate_steps == 0:
             self.evaluations.run()
             self.keeper.save_if_best()
+        self._busy = False
+        self._save_if_asked()
         if output.save_steps and self.step % output.save_steps == 0 and self.keeper.wanted:
             self.keeper.save(periodic=True)
         if training.max_steps is not None and self.step >= training.max_steps:
@@ -238,6 +249,7 @@ class Fit:
     def end_epoch(self, seconds: float) -> None:
         """All batches of the epoch were seen."""
         training, epoch = self.config.training, self.position.epoch
+        self._busy = True
         if training.evaluate_steps is None and (epoch + 1) % training.evaluate_epochs == 0:
             self.evaluations.run(after_step=False)
         self.drain(at_once=True)
@@ -249,11 +261,25 @@ class Fit:
         control = self._ask("on_epoch_end", means)
         self.position, self.exhausted = Position(epoch=epoch + 1), False
         self._average(epoch)
+        self._busy = False
         self._obey(control, "on_epoch_end")
+        self._save_if_asked()
         self.keeper.save_if_best()
         if self.keeper.wanted and self.keeper.age > self.config.output.save_seconds:
             self.keeper.save(periodic=True)
         self.check_interruption()
+
+    def passing(self) -> dict[str, Any]:
+        """What evaluations change of a training, in plain values and tensors."""
+        return {
+            "rng": checkpoint.rng_state(),
+            "evaluations": self.evaluations.state(),
+            "callbacks": copy.deepcopy(self.callbacks.state()),
+            "rates": [
+                {name: float(group[name]) for name in ("lr", "initial_lr") if name in group}
+                for group in self.trainer.optimizer.param_groups
+            ],
+        }
 
     # -- callbacks
 
@@ -280,7 +306,7 @@ class Fit:
             total_epochs=self.total_epochs,
             total_steps=self.total_steps,
             metrics=metrics,
-            learning_rates=self.update.rates if moment == "on_step_end" and self.update.scheduler else rates(optimizer),
+            learning_rates=self._rates_used() if moment == "on_step_end" else rates(optimizer),
             model=self.trainer.model,
             optimizer=optimizer,
             folder=self.run.folder,
@@ -297,8 +323,20 @@ class Fit:
             self.reach(control.stop_reason)
         if control.evaluate_asked and moment != "on_eval_end":
             self.evaluations.run()
-        if control.save_asked and moment != "on_checkpoint" and self.keeper.wanted:
+        if control.save_asked and moment != "on_checkpoint":
+            self._save_asked = True
+            if not self._busy and not (self.loader and self.epoch_is_whole()):
+                self._save_if_asked()
+
+    def _save_if_asked(self) -> None:
+        """What a callback asked for: not before what belongs to the update, or to the epoch's end, is complete."""
+        if self._save_asked and self.keeper.wanted:
             self.keeper.save(wait=False)
+        self._save_asked = False
+
+    def _rates_used(self) -> tuple[float, ...]:
+        """The learning rates of the newest update; before the schedule has moved for the first time, those of now."""
+        return (self.update.scheduler and self.update.rates) or rates(self.trainer.optimizer)
 
     def span(self, kind: str, started: float) -> None:
         """Something took from `started` (seconds since 1970) until now, and no step did."""
@@ -332,9 +370,16 @@ class Fit:
     def save_and_finish(self, state: Literal["finished", "stopped"]) -> None:
         """The loop has ended."""
         self.save_if_wanted()
-        self._take_average()
+        self.take_average()
+        self._tell_unmeasured()
         self.tell("on_fit_end", self.history[-1] if self.history else {})
         self.finish(state)
+
+    def _tell_unmeasured(self) -> None:
+        """A metric that `keep_best` names and nobody measured has had no effect."""
+        name, measured = self.config.output.keep_best, self.evaluations.measured
+        if name is not None and measured and name not in measured:
+            self.run.warn(f"keep_best is {name!r}, which was never measured.{nearest(name, measured)}", self.step)
 
     def finish(self, state: Literal["finished", "stopped", "failed"], error: str | None = None) -> None:
         """End the run's output; what was saved in the background is complete then."""
@@ -361,9 +406,13 @@ class Fit:
             run.terminal.note(f"{where}; nothing saved")
         self.over = True
         self.finish("stopped")
-        if number == signal.SIGINT and (hasattr(sys, "ps1") or "ipykernel" in sys.modules):
-            raise KeyboardInterrupt
-        raise SystemExit(128 + number)
+        _leave(number)
+
+    def leave_if_asked(self) -> None:
+        """A signal has arrived when training was over: nothing is lost, but the program ends."""
+        if number := self.interruption.signal:
+            self.interruption.signal = 0
+            _leave(number)
 
     # -- averaged weights
 
@@ -373,9 +422,11 @@ class Fit:
         if swa and last and self.total_epochs is not None and epoch >= self.total_epochs - last:
             swa.update()
 
-    def _take_average(self) -> None:
+    def take_average(self) -> None:
         """Training is over: the model gets the average of its last epochs, with the BatchNorm statistics that fit it."""
         swa = self.update.swa
+        if swa and not swa.updates and not self.stopped:
+            self.run.say("swa_epochs: no epoch was averaged, because training ended before the last ones")
         if not swa or not swa.updates or self.stopped:
             return
         averages, live = swa.pairs()
@@ -386,3 +437,10 @@ class Fit:
             forward = self.trainer.train_fn
             update_batch_norm(self.trainer.model, (batch for batch, _ in self.loader.counted(0)), forward=forward)
         self.run.say(f"the model has the mean of the weights of its last {swa.updates} epochs (swa_epochs)")
+
+
+def _leave(number: int) -> NoReturn:
+    """End the program as the signal wants it; in a notebook, only the cell."""
+    if number == signal.SIGINT and (hasattr(sys, "ps1") or "ipykernel" in sys.modules):
+        raise KeyboardInterrupt
+    raise SystemExit(128 + number)

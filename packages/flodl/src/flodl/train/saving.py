@@ -8,11 +8,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
 from flodl import checkpoint
 from flodl.checkpoint.save import FILE_SUFFIXES
 from flodl.checkpoint.snapshot import take, write_folder
 from flodl.data import Position
 from flodl.errors import ConfigError
+from flodl.train.average import Average
 from flodl.train.resuming import CHECKPOINT, CHECKPOINTS, about, locate, program_of, run_of, written_by
 
 if TYPE_CHECKING:
@@ -73,18 +76,23 @@ def training_state(fit: Fit) -> dict[str, Any]:
         **_about(fit),
         "record": fit.keeper.mark,
         "recipe": fit.keeper.recipe,
-        # Evaluations that follow the last update may be done once more: they then draw the same numbers.
-        "rng": fit.evaluations.rng_before or checkpoint.rng_state(),
+        "evaluation_due": fit.evaluations.due,
         "ledger": fit.ledger.state(),
-        "evaluations": fit.evaluations.state(),
-        "callbacks": fit.callbacks.state(),
+        # Evaluations that follow the last update may be made once more: then from the same state.
+        **(fit.evaluations.before or fit.passing()),
     }
     if fit.loader and (place := fit.loader.state_dict()):
         state["loader"] = place
     if update.batches:
-        state["window"] = {"batches": update.batches, "weight": float(update.weight), "sums": update.sums()}
+        state["window"] = {
+            "of": update.rule.accumulate,
+            "batches": update.batches,
+            "weight": float(update.weight),
+            "sums": update.sums(),
+        }
     if update.scheduler:
         state["scheduler"] = update.scheduler.state_dict()
+    state["schedule"] = update.schedule
     if update.scaler:
         state["scaler"] = update.scaler.state_dict()
     if update.rule.ema:
@@ -98,19 +106,37 @@ def put_state(fit: Fit, state: Mapping[str, Any]) -> None:
     """Go on from `training_state`."""
     update = fit.update
     fit.keeper.compare_recipe(state["recipe"])
+    fit.evaluations.due = state["evaluation_due"]
+    for group, kept in zip(fit.trainer.optimizer.param_groups, state["rates"], strict=True):
+        for name, rate in kept.items():
+            group[name] = group[name].fill_(rate) if isinstance(group.get(name), Tensor) else rate
     fit.step, fit.keeper.mark = state["step"], state["record"]
     fit.ledger.load(state["ledger"])
     fit.evaluations.load(state["evaluations"])
     fit.keeper.unknown_callbacks = fit.callbacks.load(state["callbacks"])
     if window := state.get("window"):
+        if window["of"] != update.rule.accumulate:
+            was, now = window["of"], update.rule.accumulate
+            raise ConfigError(
+                f"the checkpoint is inside an update of {was} batches, this run has accumulate {now}: set it back to "
+                f"{was}, or resume from a checkpoint at the end of an update"
+            )
         update.load_sums(window["batches"], window["weight"], window["sums"])
     if fit.loader and "loader" in state:
         fit.loader.load_state_dict(state["loader"])
-    if "scheduler" in state:
+    if state["schedule"] != update.schedule:
+        fit.notes.append(f"the checkpoint's schedule is {state['schedule']}, this run's is {update.schedule}")
+        update.start_schedule_at(fit.step)
+    elif "scheduler" in state:
         update.load_schedule(state["scheduler"])
     for name, part in (("scaler", update.scaler), ("ema", update.rule.ema), ("swa", update.swa)):
         if part is not None and name in state:
             part.load_state_dict(state[name])
+        elif isinstance(part, Average):
+            part.restart()
+            fit.notes.append(f"the checkpoint has no {name}: the average begins with the weights in it")
+        elif part is None and name in state:
+            fit.notes.append(f"the checkpoint has an {name}, which this run has not: it is dropped")
     checkpoint.set_rng_state(state["rng"])
 
 

@@ -27,6 +27,7 @@ class Interruption:
 
     def install(self) -> None:
         """Handle the signals from now on. Does nothing outside the main thread, where Python cannot."""
+        self.signal, self.over = 0, False
         if threading.current_thread() is threading.main_thread():
             self._before = {number: signal.signal(number, self._handle) for number in (signal.SIGINT, signal.SIGTERM)}
 

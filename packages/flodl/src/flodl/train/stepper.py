@@ -63,6 +63,11 @@ class Stepper:
                 self._leave_out(refusal, metrics, weight)
                 return
             update.backward(loss, weight)
+            if fit.nonfinite.policy != "warn" and not update.scaler and (refusal := fit.nonfinite.refusal(None)):
+                update.spoil()
+                update.batches -= 1  # counted as left out
+                self._leave_out(refusal, {**metrics, "loss": math.nan}, weight)
+                return
         else:
             check_gradients(self._model)
             if refusal := fit.nonfinite.refusal(None):
@@ -200,7 +205,9 @@ class Stepper:
             fit.advance(metrics, weight)
             return
         update.leave_out()
-        self._gather(metrics, weight)
+        for name, value in metrics.items():  # counted, but no part of the mean of the others
+            fit.ledger.meter.add(fit.step + 1, weight, name, value)
+        self._gather({}, weight)
 
     def _gather(self, metrics: dict[str, Any], weight: Weight) -> None:
         """A batch is done, its update perhaps not."""

@@ -215,6 +215,7 @@ class Trainer:
         with fit.interruption.watch():
             if fit.position.epoch >= end:
                 fit.total_epochs = number
+                fit.take_average()
                 fit.run.say(f"nothing to train: {fit.position.epoch} epochs are done already; ask for more to go on")
                 fit.finish("finished")
                 return
@@ -227,6 +228,8 @@ class Trainer:
                     if fit.stopping and not fit.epoch_is_whole():
                         break  # in the middle: the epoch goes on when the run is resumed
                     self._stepper.close_update()
+                    if not fit.epoch_is_whole():
+                        fit.run.say(f"epoch {fit.position.epoch + 1} was left after {fit.position.sample:,} samples")
                     fit.end_epoch(time.perf_counter() - started)
             except GeneratorExit:  # the loop's body left or failed; what was trained is kept
                 self._left_early = True
@@ -236,6 +239,7 @@ class Trainer:
             finally:
                 self._leave()
             fit.save_and_finish("stopped" if fit.stopped else "finished")
+            fit.leave_if_asked()  # a signal that came while training ended
 
     def batches(self) -> Iterator[Any]:
         """The batches of the current epoch that were not trained yet, on the device."""
@@ -354,8 +358,10 @@ class Trainer:
         fit = self._fit
         try:
             if error is not None and not isinstance(error, (KeyboardInterrupt, SystemExit)) and fit.opened:
-                fit.tell("on_exception", {}, error=error)
-                fit.finish("failed", f"{type(error).__name__}: {error}")
+                try:
+                    fit.tell("on_exception", {}, error=error)
+                finally:
+                    fit.finish("failed", f"{type(error).__name__}: {error}")
         finally:
             self.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -75,6 +76,9 @@ class Update:
         self._plain = self.single and not self.scaler
         self._held: list[Tensor | None] | None = None  # the sums, while the user's own backward fills p.grad
         self._schedule_state: dict[str, Any] | None = None
+        self._schedule_steps: int | None = None  # that the schedule by name was made for
+        self._schedule_start = 0
+        self._in_grad = False  # the sums of the update under way are in p.grad
         self.autocast = Autocast(model, training.amp, device) if training.amp else None
         self.enter()
 
@@ -90,6 +94,7 @@ class Update:
         if not self._plain:
             self.release()
             if not self.single:
+                self._in_grad = True
                 loss = loss * weight
             if self.scaler:
                 loss = self.scaler.scale(loss)
@@ -108,7 +113,7 @@ class Update:
         if self.scaler:
             raise ConfigError('training.amp "fp16" scales the loss: call trainer.step(loss) instead of loss.backward()')
         if not self.single:
-            if self.batches and self._held is None:
+            if self._in_grad:
                 raise TrainingError(
                     "within one update, either call step(loss) for each batch, or loss.backward() and step()"
                 )
@@ -136,13 +141,19 @@ class Update:
     def drop(self) -> None:
         """Forget the update under way."""
         self._optimizer.zero_grad()
-        self._held, self.batches, self.weight = None, 0, 0.0
+        self._held, self._in_grad, self.batches, self.weight = None, False, 0, 0.0
 
     # -- the update
 
     def leave_out(self) -> None:
         """A batch of the update must not be trained on; the others are."""
         self.batches += 1
+
+    def spoil(self) -> None:
+        """Gradients that are no numbers are among the sums: none of the batches so far is trained on."""
+        batches = self.batches
+        self.drop()
+        self.batches = batches
 
     def make(self) -> bool:
         """Update the weights from the batches so far, and start anew.
@@ -214,23 +225,33 @@ class Update:
     def make_schedule(self, total_steps: int | None) -> None:
         """Make the schedule that was given by name, now that the number of steps is known."""
         training = self._training
-        if training.scheduler and self.scheduler is None:
+        if training.scheduler and (self.scheduler is None or total_steps != self._schedule_steps):
+            if self.scheduler is not None:  # another call of epochs() has made training longer
+                self._schedule_state = self.scheduler.state_dict()
+            self._schedule_steps = total_steps
             rates = [float(group["lr"]) for group in self._optimizer.param_groups]
-            self.scheduler = make_schedule(
+            self.scheduler = None
+            made = make_schedule(
                 training.scheduler,
                 self._optimizer,
                 total_steps=total_steps,
                 warmup_steps=training.warmup_steps,
                 min_lr_ratio=training.min_lr_ratio,
             )
-            if self._schedule_state is not None:
+            self.scheduler = made
+            if self._schedule_start:
+                at = {"last_epoch": self._schedule_start, "_step_count": self._schedule_start + 1}
+                made.load_state_dict({**made.state_dict(), **at})
+                self._schedule_start = 0
+            elif self._schedule_state is not None:
                 self.load_schedule(self._schedule_state)
-                # making the schedule has set the first rates; those of the optimizer may be lower than the schedule's
-                for group, rate in zip(self._optimizer.param_groups, rates, strict=True):
-                    if isinstance(group["lr"], Tensor):
-                        group["lr"].fill_(rate)
-                    else:
-                        group["lr"] = rate
+            # Making the schedule has set its first rates. The optimizer's own are kept to the bit where they fit.
+            for group, own, now in zip(self._optimizer.param_groups, rates, made.get_lr(), strict=True):
+                rate = own if math.isclose(own, float(now), rel_tol=1e-9) else float(now)
+                if isinstance(group["lr"], Tensor):
+                    group["lr"].fill_(rate)
+                else:
+                    group["lr"] = rate
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -255,6 +276,15 @@ class Update:
         self.batches, self.weight = batches, weight
         places = zip(self._parameters(), sums, strict=True)
         self._held = [None if g is None else g.to(p.device, p.dtype) for p, g in places]
+
+    @property
+    def schedule(self) -> str | None:
+        """What kind of schedule there is: its name, or its class."""
+        return self._training.scheduler or (type(self.scheduler).__name__ if self.scheduler else None)
+
+    def start_schedule_at(self, step: int) -> None:
+        """A schedule by name that a resumed run has and its checkpoint has not: it stands where it would be by now."""
+        self._schedule_start = step
 
     def load_schedule(self, state: dict[str, Any]) -> None:
         """Go on with the schedule where it was, also if it is made later."""
