@@ -209,7 +209,9 @@ class Fit:
         self._busy = True
         if self.update.scheduler:
             self.ledger.rate(self.step, self._rates_used()[0])
-        self.tell("on_step_end", metrics)
+        if self.callbacks.listening("on_step_end"):
+            plain = {name: v.detach() if isinstance(v, torch.Tensor) else v for name, v in metrics.items()}
+            self.tell("on_step_end", plain)
         if training.evaluate_steps and self.step % training.evaluate_steps == 0:
             self.evaluations.run()
             self.keeper.save_if_best()
