@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from flodl_cli.errors import CliError
 from flodl_cli.libtorch import store
 from flodl_cli.libtorch.arch import Arch, read, render
 from flodl_cli.libtorch.exports import exports
@@ -261,3 +263,40 @@ def test_link_without_torch(libtorch: Any, write: Callable[..., Path]) -> None:
     assert (wrong.code, "has no torch: activate the environment that has it" in wrong.err) == (2, True)
     gone = libtorch("link", "--python", "/no/python")
     assert (gone.code, gone.err) == (2, "fdl: /no/python does not run: /no/python: No such file or directory\n")
+
+
+def test_damaged_metadata_is_named_and_can_be_removed(fdl: Any, put: Callable[..., Path], flodl_home: Path) -> None:
+    folder = put("precompiled/cpu", CPU)
+    (folder / ".arch").write_text("")
+    place = ("--path", str(flodl_home / "libtorch"))
+    done = fdl("libtorch", "list", *place)
+    assert "precompiled/cpu is damaged: `fdl libtorch remove precompiled/cpu`" in done.err
+    done = fdl("libtorch", "info", "cpu", *place)
+    assert done.code != 0
+    assert "precompiled/cpu is damaged: its .arch is missing or cannot be read" in done.err
+    assert fdl("libtorch", "remove", "cpu", "--yes", *place).code == 0
+    assert not folder.exists()
+
+
+def test_a_name_that_is_taken_is_refused_before_anything_is_moved(flodl_home: Path) -> None:
+    there = Store(flodl_home / "libtorch")
+    (there.root / "builds" / "sm61").mkdir(parents=True)
+    with pytest.raises(
+        CliError, match=r"in the way: its .arch is missing or cannot be read; `fdl libtorch remove builds/sm61`"
+    ):
+        there.check_free("builds/sm61")
+
+
+@pytest.mark.parametrize("python", ["/bin/true", "/bin/echo"])
+def test_a_link_to_what_is_no_python_is_refused(fdl: Any, flodl_home: Path, python: str) -> None:
+    done = fdl("libtorch", "link", "--python", python)
+    assert done.code != 0
+    assert f"{python} does not answer as a Python does" in done.err
+    assert "Traceback" not in done.err
+
+
+def test_an_unreachable_host_is_of_the_network_not_of_the_file() -> None:
+    from flodl_cli.libtorch.fetch import _NETWORK
+
+    assert {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN} <= set(_NETWORK)
+    assert errno.ENOSPC not in _NETWORK

@@ -178,6 +178,8 @@ def list_(path: Path | None, as_json: bool) -> None:
     if as_json:
         _print_json([_data(i, store) for i in every])
         return
+    for name in store.damaged():
+        print(f"{name} is damaged: `fdl libtorch remove {name}` takes it away", file=sys.stderr)
     if not every:
         print(f"no libtorch in {store.root}; `fdl libtorch download` gets one")
         return
@@ -337,11 +339,15 @@ def remove(name: str, yes: bool, path: Path | None) -> None:
     from flodl_cli.terminal import confirm
 
     store = _store(path)
-    variant = store.find(name)
-    confirm(f"remove {variant.name} ({variant.folder})?", yes)
+    broken = next((n for n in store.damaged() if name in (n, n.partition("/")[2])), None)
+    full = broken or store.find(name).name
+    confirm(f"remove {full} ({store.root / full})?", yes)
     with store.changing():
-        store.remove(variant)
-    print(f"{variant.name} was removed")
+        if broken is None:
+            store.remove(store.find(full))  # again: another call may have removed it meanwhile
+        elif broken in store.damaged():
+            store.remove_damaged(broken)
+    print(f"{full} was removed")
 
 
 @libtorch.command()

@@ -93,9 +93,10 @@ def _installed(store: Store, plan: Plan, work: Path, activate: bool) -> Installe
             f"not for {' '.join(lacking)}: not installed ({work})"
         )
     with store.changing():
+        name, _ = store.name_for("builds", plan.name, arch)
+        store.check_free(name)  # before the build is moved to where the next call sweeps
         staged = store.staging()
         prefix.rename(staged / "torch")
-        name, _ = store.name_for("builds", plan.name, arch)
         variant = store.install(staged, name, arch)
         if activate:
             store.activate(variant)

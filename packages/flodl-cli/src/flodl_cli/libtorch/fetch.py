@@ -103,6 +103,10 @@ def fetch(url: str, folder: Path, sha256: str | None, progress: Progress, transp
     return part.finished(sha256)
 
 
+_NETWORK = (errno.EHOSTUNREACH, errno.EHOSTDOWN, errno.ENETUNREACH, errno.ENETDOWN, errno.ENETRESET, errno.ENOTCONN)
+"""What reading from a connection raises as a bare OSError."""
+
+
 class _BrokenOff(Exception):
     """Fewer bytes came than were announced."""
 
@@ -123,7 +127,8 @@ def _judged(error: Exception, url: str, part: _Part, transport: Transport) -> tu
             raise DownloadError(reason) from None
         return reason, _asked_pause(error.headers)
     network = (urllib.error.URLError, TimeoutError, ConnectionError, ssl.SSLError)
-    if isinstance(error, OSError) and not isinstance(error, network):  # of the file, not of the connection
+    of_connection = isinstance(error, network) or (isinstance(error, OSError) and error.errno in _NETWORK)
+    if isinstance(error, OSError) and not of_connection:  # of the file
         part.drop()
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise LibtorchError(f"{part.path.parent} is full: nothing was installed") from None

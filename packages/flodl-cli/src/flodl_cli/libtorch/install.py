@@ -6,16 +6,18 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+from flodl_cli.errors import CliError
 from flodl_cli.libtorch import official, wheel
 from flodl_cli.libtorch.arch import Arch
-from flodl_cli.libtorch.errors import ArchiveError, HashError, MachineError, ResolveError
+from flodl_cli.libtorch.binaries import missing_libraries
+from flodl_cli.libtorch.errors import ArchiveError, HashError, LibtorchError, MachineError, ResolveError
 from flodl_cli.libtorch.fetch import Transport, fetch
 from flodl_cli.libtorch.metadata import inspect
 from flodl_cli.libtorch.progress import progress
 from flodl_cli.libtorch.store import Installed, Store
 from flodl_cli.libtorch.unpack import unpack
 
-__all__ = ["Wanted", "already", "download", "planned"]
+__all__ = ["Wanted", "already", "damage", "download", "planned"]
 
 
 class Wanted(NamedTuple):
@@ -54,12 +56,25 @@ def already(store: Store, wanted: Wanted) -> Installed | None:
     return None
 
 
+def damage(variant: Installed) -> str:
+    """What is wrong with the files of a variant; empty where nothing is."""
+    try:
+        missing = [m.name for m in missing_libraries(variant.lib) if m.name.startswith(("libtorch", "libc10"))]
+    except CliError as error:
+        return str(error)
+    return f"{', '.join(missing)} missing from {variant.lib}" if missing else ""
+
+
 def download(
     store: Store, wanted: Wanted, transport: Transport, *, activate: bool = True, quiet: bool = False
 ) -> tuple[Installed, bool]:
     """Downloads, checks, installs and activates; returns the variant and whether it was there already."""
     with store.changing():
         found = already(store, wanted)
+        if found and (problem := damage(found)):
+            raise LibtorchError(
+                f"{found.name} is damaged: {problem}; `fdl libtorch remove {found.name}`, then download again"
+            )
         variant = found or _installed(store, wanted, transport, quiet)
         if activate:
             store.activate(variant)

@@ -13,8 +13,11 @@ from flodl_cli.machine.asking import answer
 
 __all__ = ["link", "torch_folder"]
 
-# Finds the package without importing it, which would take seconds.
-_FIND = "import importlib.util, json; s = importlib.util.find_spec('torch'); print('\\n' + json.dumps(s and s.origin))"
+# Finds the package without importing it, which would take seconds; a folder of that name beside it is none.
+_FIND = (
+    "import sys; sys.path[:] = [p for p in sys.path if p]; import importlib.util, json; "
+    "s = importlib.util.find_spec('torch'); print('\\n' + json.dumps(s and s.origin))"
+)
 
 
 def torch_folder(python: str, environ: Mapping[str, str]) -> Path:
@@ -22,7 +25,12 @@ def torch_folder(python: str, environ: Mapping[str, str]) -> Path:
     said = answer([python, "-c", _FIND], {**environ, "PYTHONWARNINGS": "ignore"}, timeout_s=60.0)
     if said is None or said[0] != 0:
         raise CliError(f"{python} does not run: {said[1].strip()[-300:] if said else 'no answer for 60 s'}")
-    origin = json.loads(said[1].splitlines()[-1])
+    try:
+        origin = json.loads(said[1].splitlines()[-1])
+    except (IndexError, ValueError):
+        raise CliError(
+            f"{python} does not answer as a Python does: {said[1].strip()[-300:] or 'with nothing'}"
+        ) from None
     if not origin:
         raise CliError(f"{python} has no torch: activate the environment that has it, or --python names its Python")
     return Path(origin).parent

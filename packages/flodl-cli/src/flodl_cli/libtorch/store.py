@@ -22,6 +22,7 @@ from flodl_cli.project import find_root
 
 __all__ = ["KINDS", "Installed", "Store", "active", "home", "installed"]
 
+_REMEDY = "is missing or cannot be read; `fdl libtorch remove {}` takes the folder away"
 KINDS = ("precompiled", "builds", "linked")
 _ACTIVE, _LOCK, _STAGING, _PARTS = ".active", ".lock", ".staging", ".parts"
 
@@ -91,6 +92,16 @@ class Store:
                     found.append(Installed(f"{kind}/{name}", folder / name, arch))
         return found
 
+    def damaged(self) -> list[str]:
+        """The names of folders that were variants: their metadata is gone or cannot be read."""
+        names = []
+        for kind in KINDS:
+            folder = self.root / kind
+            for name in sorted(os.listdir(folder)) if folder.is_dir() else ():
+                if not name.startswith(".") and (folder / name).is_dir() and read(folder / name) is None:
+                    names.append(f"{kind}/{name}")
+        return names
+
     def active(self) -> Installed | None:
         try:
             name = (self.root / _ACTIVE).read_text(encoding="utf-8").strip()
@@ -106,6 +117,9 @@ class Store:
             return matching[0]
         if matching:
             raise CliError(f"'{name}' is more than one: {', '.join(i.name for i in matching)}")
+        for broken in self.damaged():
+            if name in (broken, broken.partition("/")[2]):
+                raise CliError(f"{broken} is damaged: its {ARCH_FILE} {_REMEDY.format(broken)}")
         if not every:
             raise CliError(f"no libtorch '{name}': none is installed in {self.root}; `fdl libtorch download` gets one")
         names = [i.name if "/" in name else i.name.partition("/")[2] for i in every]
@@ -178,14 +192,23 @@ class Store:
 
     def install(self, staged: Path, name: str, arch: Arch) -> Installed:
         """Gives a staged folder its metadata and its name, in this order."""
+        self.check_free(name)
         (staged / ARCH_FILE).write_text(render(arch), encoding="utf-8")
         staged.chmod(0o755)  # mkdtemp made it private
         target = self.root / name
         target.parent.mkdir(exist_ok=True)
-        if os.path.lexists(target):  # a folder without metadata: of no use, but not ours to delete
-            raise CliError(f"{target} is in the way: it has no {ARCH_FILE}, so fdl did not make it; move it away")
         os.rename(staged, target)
         return Installed(name, target, arch)
+
+    def check_free(self, name: str) -> None:
+        """Raise `CliError` where something that is no variant has the name: of no use, but not to be deleted unasked."""
+        target = self.root / name
+        if os.path.lexists(target):
+            raise CliError(f"{target} is in the way: its {ARCH_FILE} {_REMEDY.format(name)}")
+
+    def remove_damaged(self, name: str) -> None:
+        """Takes a folder out whose metadata cannot be read."""
+        os.rename(self.root / name, self.staging() / "removed")
 
     def remove(self, variant: Installed) -> None:
         """Takes it out of the list first; a kill in the middle leaves only what the next call sweeps away."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from flodl_cli.errors import CliError
+from flodl_cli.libtorch.install import damage
 from flodl_cli.libtorch.store import Installed, active, installed
 from flodl_cli.machine.architectures import parse_list
 from flodl_cli.machine.builds import minimum_driver, version_key
@@ -94,6 +95,9 @@ def _libtorch_problems(
                 (f"fdl libtorch remove {libtorch.name}, then fdl libtorch link or download",),
             ),
         )
+    if problem := damage(libtorch):
+        remedy = f"fdl libtorch remove {libtorch.name}, then fdl libtorch download"
+        return (Problem(f"{title} is damaged: {problem}", (remedy,)),)
     lacking = [v.gpu for v in verdicts if v.libtorch and v.libtorch.covered is False]
     if lacking:
         others = [i for i in installed() if not i.gone and all(coverage(code_of(i), g).covered for g in lacking)]
