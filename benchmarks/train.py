@@ -1,8 +1,9 @@
 """What the Trainer costs for each step: against the same loop by hand, Lightning Fabric and Accelerate.
 
 One small model, one thread, the same batches; the forms take turns in short segments, in alternating order. The overhead is the
-difference of a form's segment to the hand-written one next to it, by step: median and the middle half. "everything off" records
-nothing and saves nothing; "recorded" is the default, with the run store written. Results go to `results/train.json` and `.md`.
+difference of a form's segment to the hand-written one next to it, by step: median and the middle half. Nothing is recorded or
+saved, but in the row that says so. `batches()` is compared with the loop that gathers its batches by hand. Results go to
+`results/train.json` and `.md`.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ import flodl as fl
 RESULTS = Path(__file__).parent / "results"
 Run = Callable[[], None]
 Batches = list[tuple[Tensor, Tensor]]
+BATCH = 32
+GATHERED = "by hand, batches gathered"
 
 
 def by_hand(model: nn.Module, batches: Batches) -> Run:
@@ -52,6 +55,34 @@ def flodl_step(close: ExitStack, model: nn.Module, batches: Batches, **settings:
         for x, y in batches:
             trainer.step(F.cross_entropy(trainer.model(x), y))
 
+    return run
+
+
+def by_hand_gathered(model: nn.Module, data: tuple[Tensor, Tensor]) -> Run:
+    optimizer, (inputs, labels) = optim.Adam(model.parameters()), data
+
+    def run() -> None:
+        for index in torch.randperm(len(inputs)).split(BATCH):
+            loss = F.cross_entropy(model(inputs.index_select(0, index)), labels.index_select(0, index))
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return run
+
+
+def flodl_batches(close: ExitStack, model: nn.Module, data: tuple[Tensor, Tensor]) -> Run:
+    optimizer = optim.Adam(model.parameters())
+    trainer = fl.Trainer.setup(model, optimizer, data, step="eager", batch_size=BATCH, quiet=True, record=False)
+    close.callback(trainer.close)
+    epochs = trainer.epochs(10**9)
+
+    def run() -> None:
+        next(epochs)
+        for x, y in trainer.batches():
+            trainer.step(F.cross_entropy(trainer.model(x), y))
+
+    close.callback(epochs.close)
     return run
 
 
@@ -95,13 +126,16 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
-    batches = [(torch.randn(32, 64), torch.randint(10, (32,))) for _ in range(given.steps)]
+    batches = [(torch.randn(BATCH, 64), torch.randint(10, (BATCH,))) for _ in range(given.steps)]
+    data = torch.cat([x for x, _ in batches]), torch.cat([y for _, y in batches])
     with tempfile.TemporaryDirectory() as folder, ExitStack() as close:
         forms: dict[str, Run] = {
             "by hand": by_hand(copy.deepcopy(model), batches),
             "by hand, again": by_hand(copy.deepcopy(model), batches),
-            "Trainer, everything off": flodl_step(close, copy.deepcopy(model), batches, record=False),
-            "Trainer, recorded": flodl_step(close, copy.deepcopy(model), batches, folder=folder, checkpoint=False),
+            GATHERED: by_hand_gathered(copy.deepcopy(model), data),
+            "Trainer with batches()": flodl_batches(close, copy.deepcopy(model), data),
+            "Trainer, batches of a loader of one's own": flodl_step(close, copy.deepcopy(model), batches, record=False),
+            "the same, recorded": flodl_step(close, copy.deepcopy(model), batches, folder=folder, checkpoint=False),
         }
         for name, package, make in (
             ("Lightning Fabric", "lightning_fabric", fabric),
@@ -120,7 +154,10 @@ def main() -> None:
             "rounds": given.rounds,
             "steps": given.steps,
             "plain_us": 1e6 * statistics.median(seconds["by hand"]) / given.steps,
-            "forms": {name: overhead(spent, seconds["by hand"], given.steps) for name, spent in seconds.items()},
+            "forms": {
+                name: overhead(spent, seconds[GATHERED if "batches()" in name else "by hand"], given.steps)
+                for name, spent in seconds.items()
+            },
         }
     text = markdown(results)
     print(text)

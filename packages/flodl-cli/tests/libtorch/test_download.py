@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import signal
+import ssl
 import subprocess
 import sys
 import time
@@ -416,3 +417,23 @@ def test_what_runs_on_the_gpus_is_taken_or_the_reason_told(libtorch: Any, fdl: A
     refused = libtorch("download", "--source", "zip", "--dry-run")
     assert refused.code == 2
     assert "fdl libtorch build --archs" in refused.err
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
+@pytest.mark.parametrize("setting", ["PIP_TRUSTED_HOST", "REQUESTS_CA_BUNDLE"])
+def test_a_certificate_that_only_pip_is_told_to_trust(
+    libtorch: Any, fdl: Any, index: Any, wheel_of: Any, server: Any, tmp_path: Path, setting: str
+) -> None:
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=127.0.0.1"]
+    made += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(made, check=True, capture_output=True)
+    index({TORCH: wheel_of()})
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    server.http.socket = context.wrap_socket(server.http.socket, server_side=True)
+    fdl.env["PIP_INDEX_URL"] = server.url.replace("http:", "https:") + "/simple"
+    fdl.env[setting] = "127.0.0.1" if setting == "PIP_TRUSTED_HOST" else str(certificate)
+    done = libtorch("download", "--cpu", "--version", "2.13.0")
+    assert done.code == 0, done.err
+    assert "has a certificate that only pip's settings may trust: pip downloads it" in done.err

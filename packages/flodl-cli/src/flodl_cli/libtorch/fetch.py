@@ -30,6 +30,10 @@ class Forbidden(DownloadError):
     """The server wants to know who asks (401, 403, 407)."""
 
 
+class Untrusted(DownloadError):
+    """The server's certificate is not signed by anybody that is known here."""
+
+
 class Transport(NamedTuple):
     """How servers are reached."""
 
@@ -135,7 +139,9 @@ def _judged(error: Exception, url: str, part: _Part, transport: Transport) -> tu
         raise error
     reason = _reason(url, error, transport)
     cause = error.reason if isinstance(error, urllib.error.URLError) else error
-    if isinstance(cause, (ssl.SSLCertVerificationError, http.client.InvalidURL)) or "unknown url type" in str(cause):
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        raise Untrusted(reason) from None
+    if isinstance(cause, http.client.InvalidURL) or "unknown url type" in str(cause):
         raise DownloadError(reason) from None
     return reason, None
 

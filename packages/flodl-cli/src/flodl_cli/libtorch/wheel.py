@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from flodl_cli.libtorch.errors import HashError, ResolveError
-from flodl_cli.libtorch.fetch import Forbidden, Transport, fetch, sha256_of, shown_url
+from flodl_cli.libtorch.fetch import Forbidden, Transport, Untrusted, fetch, sha256_of, shown_url
 from flodl_cli.libtorch.progress import Progress
 
 __all__ = ["INDEX_VARIABLE", "Wheel", "as_pip_does", "get", "place_of", "resolve"]
@@ -122,12 +122,14 @@ def get(wheel: Wheel, folder: Path, progress: Progress, transport: Transport) ->
     try:
         return fetch(wheel.url, folder, wheel.sha256, progress, transport)
     except Forbidden:
-        return _by_pip(wheel, folder, progress)
+        return _by_pip(wheel, folder, progress, "needs credentials")
+    except Untrusted:
+        return _by_pip(wheel, folder, progress, "has a certificate that only pip's settings may trust")
 
 
-def _by_pip(wheel: Wheel, folder: Path, progress: Progress) -> tuple[Path, str]:
-    """pip knows credentials that are in no report: of index URLs, of .netrc, of a keyring."""
-    progress.say(f"{shown_url(wheel.url)} needs credentials: pip downloads it")
+def _by_pip(wheel: Wheel, folder: Path, progress: Progress, why: str) -> tuple[Path, str]:
+    """pip knows credentials that are in no report (of index URLs, of .netrc, of a keyring), and whom it is told to trust."""
+    progress.say(f"{shown_url(wheel.url)} {why}: pip downloads it")
     what = ("--no-deps", "--only-binary=:all:", f"{wheel.name}=={wheel.version}", *wheel.options)
     result = _pip("download", "--quiet", "--no-input", "--dest", str(folder), *what)
     path = folder / wheel.file

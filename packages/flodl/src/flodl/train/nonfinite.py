@@ -20,6 +20,8 @@ class NonFinite:
 
     def __init__(self, policy: str, model: nn.Module) -> None:
         self.policy = policy
+        self.looks = policy != "warn"
+        """Whether losses and gradients are read before an update."""
         self._model = model
         self._warned = False
         self._look_at = 0.0

@@ -59,11 +59,11 @@ class Stepper:
             if not isinstance(loss, Tensor) or loss.dim() or not loss.requires_grad:
                 check_loss(loss, self._model)
             metrics = {"loss": loss, **metrics}
-            if refusal := fit.nonfinite.refusal(loss):
+            if fit.nonfinite.looks and (refusal := fit.nonfinite.refusal(loss)):
                 self._leave_out(refusal, metrics, weight)
                 return
             update.backward(loss, weight)
-            if fit.nonfinite.policy != "warn" and not update.scaler and (refusal := fit.nonfinite.refusal(None)):
+            if fit.nonfinite.looks and not update.scaler and (refusal := fit.nonfinite.refusal(None)):
                 update.spoil()
                 update.batches -= 1  # counted as left out
                 self._leave_out(refusal, {**metrics, "loss": math.nan}, weight)

@@ -74,6 +74,8 @@ class Update:
         """Their sum of weights."""
         self._optimizer, self._training = optimizer, training
         self._plain = self.single and not self.scaler
+        unclipped = training.clip_norm is None and training.clip_value is None
+        self._bare = self._plain and unclipped and self.rule.ema is None
         self._held: list[Tensor | None] | None = None  # the sums, while the user's own backward fills p.grad
         self._schedule_state: dict[str, Any] | None = None
         self._schedule_steps: int | None = None  # that the schedule by name was made for
@@ -160,6 +162,13 @@ class Update:
 
         False: there was no update, because each batch was left out, or the scaler found an overflow.
         """
+        if self._bare:  # the usual update, without a detour
+            self._optimizer.step()
+            if self.scheduler:
+                self.follow()
+            self._optimizer.zero_grad()
+            self.batches = 0
+            return True
         if isinstance(self.weight, float) and self.weight == 0.0:
             self.drop()
             return False
