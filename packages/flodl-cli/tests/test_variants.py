@@ -146,3 +146,10 @@ def test_drivers_and_toolkits() -> None:
     assert toolkits_for([(6, 1), (12, 0)]) == ("12.9", "12.8")
     assert toolkits_for([(7, 5), (12, 1)]) == ("13.2", "13.0", "12.9")
     assert toolkits_for([(3, 5)]) == ()
+
+
+def test_a_patch_release_that_is_not_in_the_table_is_refused() -> None:
+    with pytest.raises(CliError, match=r"torch 2.13.5 is not in the table of builds; 2.13.0 is"):
+        choose((), None, release="2.13.5")
+    assert not builds("2.13.5")
+    assert builds("2.13") == builds("2.13.0")

@@ -40,10 +40,11 @@ def releases() -> tuple[str, ...]:
 
 def builds(version: str | None = None) -> tuple[Build, ...]:
     """The CUDA builds for Linux x86-64 and Windows, of one release (`2.13` or `2.13.0`) or of all, the newest first."""
+    wanted = version_key(version or "")
     return tuple(
         Build(r["version"], tag, f"{tag[2:-1]}.{tag[-1]}", parse_list(_table()["architectures"][name]))
         for r in _table()["releases"]
-        if version is None or version_key(r["version"])[:2] == version_key(version)[:2]
+        if version is None or version_key(r["version"])[: len(wanted)] == wanted
         for tag, name in r["builds"].items()
     )
 

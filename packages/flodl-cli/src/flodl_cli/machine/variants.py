@@ -121,6 +121,8 @@ def _release(named: str | None) -> str:
         return releases()[0]
     for version in releases():
         if version_key(version)[:2] == version_key(named)[:2]:
+            if len(version_key(named)) > 2 and version_key(named) != version_key(version):
+                raise CliError(f"torch {named} is not in the table of builds; {version} is")
             return version
     short = [v.rpartition(".")[0] for v in releases()]
     raise CliError(f"torch {named} is not in the table of builds.{nearest(named, short)}")
