@@ -65,6 +65,7 @@ class StepEngine:
         self._chooser: Chooser | None = None
         self._memory: Remembered | None = None
         self._written: Recipe | None = None
+        self._forgetful = False  # a choice could not be remembered
         self._whole: WholeStep | None = None
         self._compiled_model: CompiledModel | None = None
         self._ahead: Ahead | None = None
@@ -308,7 +309,8 @@ class StepEngine:
             )
             memory.problem = ""
             memory.write(chooser.best, chooser.settled, self.choice(), whole)
-            self.news = memory.problem or None
+            if memory.problem and not self._forgetful:  # said once, not at each choice
+                self._forgetful, self.news = True, memory.problem
             self.chosen = self.choice()
 
     def _consider_compiling(self, batch: Any) -> None:
