@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from flodl import checkpoint, data, monitor
+    from flodl import checkpoint, data, distributed, monitor
+    from flodl.distributed import DdpConfig
     from flodl.errors import (
         CheckpointError,
         ConfigError,
         DataError,
+        DistributedError,
         FlodlError,
         FlowError,
         StepError,
@@ -59,12 +61,14 @@ if TYPE_CHECKING:
         update_batch_norm,
     )
 
-_MODULES = ("checkpoint", "data", "monitor")
+_MODULES = ("checkpoint", "data", "distributed", "monitor")
 _NAMES = {
+    "distributed": ("DdpConfig",),
     "errors": (
         "CheckpointError",
         "ConfigError",
         "DataError",
+        "DistributedError",
         "FlodlError",
         "FlowError",
         "StepError",
@@ -117,6 +121,8 @@ __all__ = [
     "ConfigError",
     "Control",
     "DataError",
+    "DdpConfig",
+    "DistributedError",
     "EarlyStopping",
     "Ema",
     "FitState",
@@ -147,6 +153,7 @@ __all__ = [
     "__version__",
     "checkpoint",
     "data",
+    "distributed",
     "emit",
     "find_batch_size",
     "find_learning_rate",

@@ -9,6 +9,7 @@ __all__ = [
     "CheckpointError",
     "ConfigError",
     "DataError",
+    "DistributedError",
     "FlodlError",
     "FlowError",
     "StepError",
@@ -43,6 +44,10 @@ class ConfigError(FlodlError, ValueError):
 
 class CheckpointError(FlodlError, RuntimeError):
     """A checkpoint that cannot be written or read; the previous one is intact."""
+
+
+class DistributedError(FlodlError, RuntimeError):
+    """Several devices cannot train together: one is lost, differs, or failed."""
 
 
 class StoreError(FlodlError, RuntimeError):

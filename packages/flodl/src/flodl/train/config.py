@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from flodl.distributed.config import DdpConfig
 from flodl.errors import ConfigError, nearest
 from flodl.train.recipes import Recipe
 
@@ -149,6 +150,7 @@ class RunConfig:
     """All settings of a run. `origins` says where each one was set ("default", "fdl.yml:11", "argument of setup")."""
 
     training: TrainingConfig = field(default_factory=TrainingConfig)
+    ddp: DdpConfig = field(default_factory=DdpConfig)
     output: OutputConfig = field(default_factory=OutputConfig)
     origins: Mapping[str, str] = field(default_factory=dict, compare=False)
 
@@ -228,7 +230,7 @@ class RunConfig:
         return "\n".join(f"{key:<{left}} = {value:<{middle}}  # {origin}" for key, value, origin in rows)
 
 
-_SECTIONS: dict[str, Any] = {"training": TrainingConfig, "output": OutputConfig}
+_SECTIONS: dict[str, Any] = {"training": TrainingConfig, "ddp": DdpConfig, "output": OutputConfig}
 _SECTION_OF = {f.name: section for section, cls in _SECTIONS.items() for f in dataclasses.fields(cls)}
 
 
