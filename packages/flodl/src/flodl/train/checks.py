@@ -96,6 +96,7 @@ class OutputWatch:
     """Knows how many outputs the model has since its first forward, and so which labels cannot be."""
 
     def __init__(self, model: nn.Module, loader: Loader) -> None:
+        self.watching = False
         self._model, self._loader = model, loader
         self._first: FirstForward | None = None
         self._outputs: int | None = None
@@ -104,12 +105,14 @@ class OutputWatch:
         """Watch the forward that comes, if it is the first one."""
         if self._outputs is None:
             self._first = FirstForward(self._model, self._loader.samples or 0, self._loader.batch_size)
+            self.watching = True
 
     def stop(self) -> None:
         """A forward is done, or will not come."""
         if self._first:
             self._first.close()
             self._outputs, self._first = self._first.outputs or 0, None
+            self.watching = False
 
     def explain(self, batch: Any, position: Position, samples: int) -> str | None:
         """Which label of the batch of `samples` at `position` is outside the model's outputs, and where; None if none is."""

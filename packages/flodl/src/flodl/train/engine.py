@@ -60,7 +60,8 @@ class StepEngine:
         self._model, self._optimizer, self._rule, self._mode = model, optimizer, rule, mode
         self._total, self._cache = total_steps, cache
         self._fixed = None if mode == "auto" else Recipe.parse(mode)
-        self._plain = self._fixed == Recipe()  # nothing to set up or to measure
+        self.plain = self._fixed == Recipe()
+        """Whether there is nothing to set up or to measure."""
         self._why_not_whole = why_not_whole
         self._chooser: Chooser | None = None
         self._memory: Remembered | None = None
@@ -87,7 +88,7 @@ class StepEngine:
         self, train_fn: TrainFn, batch: Any, *, weight: Any = 1.0, window: Any = 1.0, last: bool = True
     ) -> Result | None:
         """A batch, whole; None: take it inside `with eager():`. Arguments as in `WholeStep.step`."""
-        if self._plain:
+        if self.plain:
             return None
         recipe = self._recipe(batch)
         self._last, self._countable = last, True
@@ -113,7 +114,7 @@ class StepEngine:
     @contextmanager
     def eager(self) -> Iterator[None]:
         """Around forward, backward and update of a step that `step` left to the caller."""
-        if self._plain:
+        if self.plain:
             self.steps += 1
             yield
             return
@@ -140,7 +141,7 @@ class StepEngine:
 
     def boundary(self, batch: Any = None) -> None:
         """In a loop of the user's own: an update is done, the next one begins. batch: what the model was called with."""
-        if self._plain:
+        if self.plain:
             self.steps += 1
             return
         now = time.perf_counter()

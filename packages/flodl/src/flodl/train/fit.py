@@ -49,8 +49,7 @@ class Fit:
         self.callbacks = callbacks
         self.step = 0
         """Updates made."""
-        self.position = Position()
-        """What was trained: `sample` samples of epoch `epoch`."""
+        self._epoch = self._sample = 0
         self.untrained = 0
         """Samples of the batch under way."""
         self.ledger = Ledger()
@@ -80,6 +79,15 @@ class Fit:
         self._watched = False  # something is due after some updates
 
     # -- how far, how long
+
+    @property
+    def position(self) -> Position:
+        """What was trained: `sample` samples of epoch `epoch`."""
+        return Position(epoch=self._epoch, sample=self._sample)
+
+    @position.setter
+    def position(self, position: Position) -> None:
+        self._epoch, self._sample = position.epoch, position.sample
 
     @property
     def steps_per_epoch(self) -> int | None:
@@ -187,7 +195,8 @@ class Fit:
         if weight is not None:
             for name, value in metrics.items():
                 self.ledger.meter.add(self.step, weight, name, value)
-        self.count_samples()
+        if self.untrained or self.evaluations.before:
+            self.count_samples()
         for cell in self._cells:
             cell.detach()
         if self._watched:
@@ -201,7 +210,7 @@ class Fit:
         """The batch under way is trained."""
         self.evaluations.before = None
         if self.untrained:
-            self.position = Position(epoch=self.position.epoch, sample=self.position.sample + self.untrained)
+            self._sample += self.untrained
             self.untrained = 0
 
     def _after_update(self, metrics: Mapping[str, Any]) -> None:

@@ -32,7 +32,7 @@ class Ledger:
         self._computed: list[float] = []
         self._excluded = 0.0
         self._last_step = 0
-        self._until = 0.0  # when the newest of them ended
+        self._until = 0.0  # when the newest of them ended, by the clock of `time.perf_counter`
 
     def gather(self, metrics: Mapping[str, Any], weight: Weight) -> None:
         """Metrics of one of several batches."""
@@ -58,8 +58,9 @@ class Ledger:
             self._rate = value
             self._rates.append((step, "lr", value))
 
-    def spent(self, waited: float, computed: float, step: int) -> None:
-        """The seconds for which a batch was waited and then computed with, up to now; `step`: updates made by then."""
+    def spent(self, asked: float, got: float, done: float, step: int) -> None:
+        """When a batch was asked for, given and computed with (`time.perf_counter`); `step`: updates made by then."""
+        waited, computed = got - asked, done - got
         if self._excluded:
             computed, self._excluded = max(computed - self._excluded, 0.0), 0.0
         if self._waited and step == self._last_step:  # another batch of the same update
@@ -69,7 +70,7 @@ class Ledger:
             self._waited.append(waited)
             self._computed.append(computed)
             self._last_step = step
-        self._until = time.time()
+        self._until = done
 
     def exclude(self, seconds: float) -> None:
         """So much of the time since the last batch was no step's (an evaluation, a checkpoint)."""
@@ -87,7 +88,7 @@ class Ledger:
             seconds = sum(waited) + sum(computed)
             recorder.event(
                 "steps",
-                start=self._until - seconds,
+                start=time.time() - (time.perf_counter() - self._until) - seconds,
                 seconds=seconds,
                 step=self._last_step,
                 first=self._last_step - len(waited) + 1,

@@ -40,11 +40,15 @@ class Meter:
 
     def add(self, step: int, weight: Weight, name: str, value: Any) -> None:
         """`value`: a number or a tensor with one element, which counts as `weight` in the mean."""
-        if isinstance(value, Tensor):
+        if value.__class__ is float:
+            pass
+        elif isinstance(value, Tensor):
             if value.numel() != 1:
                 raise TrainingError(f"metric {name!r} has shape {tuple(value.shape)}: record one number")
-            value = value.detach()
-        elif value.__class__ is not float:
+            value = (
+                value.item() if value.is_cpu else value.detach()
+            )  # in memory, a number is less to keep than a tensor
+        else:
             try:
                 value = float(value)
             except (TypeError, ValueError, OverflowError) as error:

@@ -129,6 +129,8 @@ class Stepper:
             own_loop=own_loop,
         )
         fit.keeper.engine = engine
+        if self._update.bare and not fit.nonfinite.looks:
+            self._hooks[0].remove()  # nothing comes before the optimizer's step any more
         return engine
 
     def _taken_whole(self, engine: StepEngine, train_fn: TrainFn, batch: Any) -> bool:
@@ -194,7 +196,10 @@ class Stepper:
             self._update.make()
         finally:
             self._own = False
-        self._engine_after_update()
+        if self.engine and self.engine.plain:
+            self.engine.steps += 1
+        else:
+            self._engine_after_update()
 
     def _leave_out(self, why: str, metrics: dict[str, Any], weight: Weight) -> None:
         """A batch that must not be trained on; others of the same update stay."""

@@ -265,10 +265,13 @@ class Trainer:
                     if fit.untrained and (why := stepper.explain_labels(batch)):
                         print(f"flodl: {why}", file=sys.stderr, flush=True)
                     raise
-                fit.count_samples()  # of a batch that the loop took no step for
-                labels.stop()
-                waited, asked = got - asked, clock()
-                spent(waited, asked - got, fit.step)
+                if fit.untrained:  # the loop took no step for it
+                    fit.count_samples()
+                if labels.watching:
+                    labels.stop()
+                done = clock()
+                spent(asked, got, done, fit.step)
+                asked = done
                 if fit.stopping:
                     return
             fit.exhausted = True

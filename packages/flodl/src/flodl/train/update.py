@@ -75,7 +75,8 @@ class Update:
         self._optimizer, self._training = optimizer, training
         self._plain = self.single and not self.scaler
         unclipped = training.clip_norm is None and training.clip_value is None
-        self._bare = self._plain and unclipped and self.rule.ema is None
+        self.bare = self._plain and unclipped and self.rule.ema is None
+        """Whether nothing happens to gradients before the optimizer, nor an average follows it."""
         self._held: list[Tensor | None] | None = None  # the sums, while the user's own backward fills p.grad
         self._schedule_state: dict[str, Any] | None = None
         self._schedule_steps: int | None = None  # that the schedule by name was made for
@@ -162,7 +163,7 @@ class Update:
 
         False: there was no update, because each batch was left out, or the scaler found an overflow.
         """
-        if self._bare:  # the usual update, without a detour
+        if self.bare:  # the usual update, without a detour
             self._optimizer.step()
             if self.scheduler:
                 self.follow()
