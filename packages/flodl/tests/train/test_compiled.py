@@ -145,8 +145,7 @@ def test_what_cannot_be_compiled_is_eager_and_says_why() -> None:
     assert "gradient hook" in reason(model, O.SGD(model.parameters(), 0.1))
     model = make_model()
     optimizer = O.SGD(model.parameters(), 0.1)
-    for _ in range(2):
-        optimizer.register_step_post_hook(lambda *_: None)
+    optimizer.register_step_post_hook(lambda *_: None)
     assert "step hook" in reason(model, optimizer)
 
     def untraceable(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
@@ -155,6 +154,18 @@ def test_what_cannot_be_compiled_is_eager_and_says_why() -> None:
 
     model = make_model()
     assert "it does not compile" in reason(model, O.SGD(model.parameters(), 0.1), untraceable)
+
+
+def test_a_hook_of_the_users_own_is_called_at_each_step() -> None:
+    model = make_model()
+    optimizer = O.SGD(model.parameters(), 0.1)
+    called: list[object] = []
+    optimizer.register_step_pre_hook(lambda *_: called.append(1))
+    with fl.Trainer.setup(model, optimizer, step="compiled", quiet=True, record=False) as trainer:
+        for batch in batches(4):
+            trainer.train_step(loss_fn, batch)
+        assert "the optimizer has a step hook" in trainer.step_report()
+    assert len(called) == 4
 
 
 def test_the_line_that_says_so_and_the_settings_that_exclude_each_other(capsys: pytest.CaptureFixture[str]) -> None:

@@ -208,9 +208,10 @@ class WholeStep:
         parameters = [p for group in self._optimizer.param_groups for p in group["params"]]
         if any(p._backward_hooks or p._post_accumulate_grad_hooks for p in parameters):
             return "a parameter has a gradient hook"
-        hooks = (self._optimizer._optimizer_step_pre_hooks, self._optimizer._optimizer_step_post_hooks)
-        if any(len(h) > 1 for h in hooks):
-            return "the optimizer has a step hook"  # beside the trainer's own
+        optimizer = self._optimizer
+        hooks = [*optimizer._optimizer_step_pre_hooks.values(), *optimizer._optimizer_step_post_hooks.values()]
+        if any(hook.__module__ != "flodl.train.stepper" for hook in hooks):  # the trainer's own
+            return "the optimizer has a step hook"
         if any(isinstance(m, StateCell) for m in self._model.modules()):
             return "the model carries state between calls"
         return ""

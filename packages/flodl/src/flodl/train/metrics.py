@@ -45,9 +45,7 @@ class Meter:
         elif isinstance(value, Tensor):
             if value.numel() != 1:
                 raise TrainingError(f"metric {name!r} has shape {tuple(value.shape)}: record one number")
-            value = (
-                value.item() if value.is_cpu else value.detach()
-            )  # in memory, a number is less to keep than a tensor
+            value = float(value.item()) if value.is_cpu else value.detach()  # a number is less to keep than a tensor
         else:
             try:
                 value = float(value)
@@ -60,15 +58,17 @@ class Meter:
         pending, self._pending = self._pending, []
         values = _read([value for *_, value in pending])
         weights = _read([weight for _, weight, _, _ in pending])
-        for (_, _, name, _), value, weight in zip(pending, values, weights, strict=True):
+        sums, totals, finite, points = self._sums, self._weights, math.isfinite, []
+        for (step, _, name, _), value, weight in zip(pending, values, weights, strict=True):
+            points.append((step, name, value))
             if weight == 0:  # a mean over no token at all is NaN, and counts nothing
                 continue
-            if math.isfinite(value):
-                self._sums[name] = self._sums.get(name, 0.0) + value * weight
-                self._weights[name] = self._weights.get(name, 0.0) + weight
+            if finite(value):
+                sums[name] = sums.get(name, 0.0) + value * weight
+                totals[name] = totals.get(name, 0.0) + weight
             else:
                 self.not_finite[name] = self.not_finite.get(name, 0) + 1
-        return [(step, name, value) for (step, _, name, _), value in zip(pending, values, strict=True)]
+        return points
 
     def means(self) -> dict[str, float]:
         """The mean of each metric since `clear`; NaN where no value was finite."""
@@ -87,6 +87,8 @@ class Meter:
 
 def _read(values: list[Any]) -> list[float]:
     """The values as floats, with one transfer per device instead of one per value."""
+    if values and {float, int} >= set(map(type, values)):
+        return values
     on_devices = {v.device for v in values if isinstance(v, Tensor) and v.device.type != "cpu"}
     for device in on_devices:
         places = [i for i, v in enumerate(values) if isinstance(v, Tensor) and v.device == device]
