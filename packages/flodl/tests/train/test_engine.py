@@ -463,3 +463,21 @@ def test_a_loop_of_ones_own_that_fails_leaves_nothing_changed() -> None:
         raise ZeroDivisionError
     assert state() == before
     assert trainer.optimizer.param_groups[0]["fused"] is None
+
+
+def test_what_was_found_by_the_end_of_a_short_search_is_recorded() -> None:
+    case = CASES["mlp"]()
+    with fl.Trainer.setup(
+        case.model, case.optimizer(case.model), (case.x[0], case.y[0]), batch_size=8, quiet=True
+    ) as t:
+        for _ in t.epochs(10**7):
+            for batch in t.batches():
+                t.train_step(case.train_fn, batch)
+            engine = t._stepper.engine
+            if engine and engine._chooser and engine._chooser.trials:
+                break
+    assert t.run.folder
+    with fl.monitor.RunView(t.run.folder) as view:
+        (choice,) = [event.data for event in view.events() if event.kind == "choice"]
+    assert choice["recipe"] == str(engine.recipe)
+    assert choice["trials"]

@@ -108,6 +108,7 @@ class Stepper:
         """Nothing of the step's ways is left in the process or in the model."""
         if self.engine:
             self.engine.close()
+            self._tell_of(self.engine)
 
     def unhook(self) -> None:
         """The optimizer and the model are no longer watched."""
