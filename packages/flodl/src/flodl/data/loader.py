@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any
 
 import psutil
@@ -18,7 +18,7 @@ from flodl.data.fetching import Fetching
 from flodl.data.fingerprint import fingerprint
 from flodl.data.lengths import lengths_of
 from flodl.data.order import epoch_order, length_order
-from flodl.data.source import Batches, Indexed, Place, Stream
+from flodl.data.source import Batches, Given, Indexed, Item, Place, Stream
 from flodl.data.tensors import Tensors
 from flodl.data.torch_loader import SamplerPlan, take_apart
 from flodl.errors import DataError
@@ -122,7 +122,9 @@ class Loader:
                 self.dataset = self.dataset.to(self.device)
             source = Indexed(self.dataset, plan or self._plan, seed)
         self._source = source
-        self._fetching = Fetching(source, workers, prefetch, pinned if self.device.type == "cuda" else None)
+        self._ways = (workers, prefetch, pinned if self.device.type == "cuda" else None)
+        self._fetching = Fetching(source, *self._ways)
+        self._handed_out: tuple[Given, Fetching] | None = None
         self._waited = 0.0
         self._notes = notes
 
@@ -155,7 +157,8 @@ class Loader:
     @property
     def wait_seconds(self) -> float:
         """How long the loop waited for batches, over all epochs so far."""
-        return self._waited + self._fetching.wait_seconds
+        handed_out = self._handed_out[1].wait_seconds if self._handed_out else 0.0
+        return self._waited + self._fetching.wait_seconds + handed_out
 
     @property
     def note(self) -> str | None:
@@ -205,6 +208,26 @@ class Loader:
             return self.dataset.fetch(index.to(self.device))
         return to_device(self._source.fetch(index, epoch, first, Place()), self.device, non_blocking=True)
 
+    def given(self, pieces: Sequence[tuple[Tensor, int, int]]) -> Iterator[tuple[Batch, int]]:
+        """The batches that a planner hands out, fetched as those of an epoch are, each with its number of samples.
+
+        pieces: of each batch the indices, int64 (batch,), the epoch, and the place of its first sample in that epoch's
+        order, of which random augmentation is a function. Raises DataError for an iterable.
+        """
+        if isinstance(self._source, Stream):
+            raise DataError(
+                f"{type(self.dataset).__name__} is an iterable: its samples have no index, so several devices cannot "
+                "share them. Give a dataset with __getitem__ and __len__, or iterate a loader of your own on each."
+            )
+        if self.resident:
+            return ((self.dataset.fetch(index.to(self.device)), len(index)) for index, _, _ in pieces)
+        if self._handed_out is None:
+            source = Given(self._source.dataset, self.seed)
+            self._handed_out = (source, Fetching(source, *self._ways))
+        source, fetching = self._handed_out
+        source.pieces = pieces
+        return self._moved(fetching.items(0, 0, len(pieces)))
+
     def identity(self) -> dict[str, Any]:
         """What a resumed run must agree on for its data to come in the same order: plain values."""
         found = {
@@ -230,6 +253,8 @@ class Loader:
     def close(self) -> None:
         """End threads and processes of epochs that are still open. The loader can be used again."""
         self._fetching.close()
+        if self._handed_out:
+            self._handed_out[1].close()
 
     def _plan(self, epoch: int, start: int) -> Iterable[Tensor]:
         order, size = self._remaining(epoch, start), self.batch_size
@@ -265,7 +290,9 @@ class Loader:
 
     def _streamed(self, epoch: int, start: int) -> Iterator[tuple[Batch, int]]:
         left = None if self.batches is None else self.batches - start // self.batch_size
-        items = self._fetching.items(epoch, start, left)
+        return self._moved(self._fetching.items(epoch, start, left))
+
+    def _moved(self, items: Generator[Item, None, None]) -> Iterator[tuple[Batch, int]]:
         try:
             for item in items:
                 yield to_device(item.batch, self.device, non_blocking=True), item.samples

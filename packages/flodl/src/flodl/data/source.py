@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
@@ -17,7 +17,7 @@ from flodl.data.dataset import BatchDataset, array_to_tensor, collated
 from flodl.data.seeding import DrawWatch, seed_all
 from flodl.errors import DataError
 
-__all__ = ["Batches", "Indexed", "Item", "Place", "Stream"]
+__all__ = ["Batches", "Given", "Indexed", "Item", "Place", "Stream"]
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,27 @@ class Indexed:
         if place.kind == "worker":
             seed_all(*key)
         return self.dataset.fetch(index)
+
+
+class Given(Indexed):
+    """Batches that a planner hands out: `pieces` are the indices of each, its epoch and its place in that epoch's order."""
+
+    def __init__(self, dataset: BatchDataset, seed: int) -> None:
+        super().__init__(dataset, lambda _epoch, start: (index for index, _, _ in self._left(start)), seed)
+        self.pieces: Sequence[tuple[Tensor, int, int]] = ()
+
+    def items(self, epoch: int, start: int, place: Place) -> Iterator[Item]:
+        """The pieces after the first `start` samples of them, of those every `place.of`-th."""
+        for turn, (index, of_epoch, first) in enumerate(self._left(start)):
+            if turn % place.of == place.number:
+                yield Item(self.fetch(index, of_epoch, first, place), len(index))
+
+    def _left(self, start: int) -> Iterator[tuple[Tensor, int, int]]:
+        at = 0
+        for piece in self.pieces:
+            if at >= start:
+                yield piece
+            at += len(piece[0])
 
 
 class Batches:

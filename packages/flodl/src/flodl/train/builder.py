@@ -13,6 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from flodl.distributed import DdpConfig
 from flodl.errors import ConfigError
 from flodl.train.callbacks import Callback
 from flodl.train.config import RunConfig
@@ -59,6 +60,23 @@ class TrainerBuilder:
     def seed(self, seed: int) -> TrainerBuilder:
         """Of the initial weights, the order of the data and all randomness in between."""
         return self.settings(seed=seed)
+
+    def devices(self, devices: str) -> TrainerBuilder:
+        """What to train on: "auto", "cuda:0,1", "cpu:4"; a process for each."""
+        return self.settings(devices=devices)
+
+    def policy(self, policy: str) -> TrainerBuilder:
+        """When several devices meet: "sync", "cadence" or "async"."""
+        return self.settings(policy=policy)
+
+    def backend(self, backend: str) -> TrainerBuilder:
+        """What averages travel by: "nccl" or "cpu"."""
+        return self.settings(backend=backend)
+
+    def ddp(self, config: DdpConfig) -> TrainerBuilder:
+        """All settings of several devices at once."""
+        self._config = self._config.with_section("ddp", config, "argument of Trainer.builder")
+        return self
 
     def scheduler(self, scheduler: str | Callable[[Optimizer], LRScheduler]) -> TrainerBuilder:
         """The learning rate's schedule: a name, or a function that makes a torch scheduler of the optimizer."""

@@ -15,7 +15,7 @@ from flodl.distributed.config import DdpConfig
 from flodl.errors import ConfigError, nearest
 from flodl.train.recipes import Recipe
 
-__all__ = ["OutputConfig", "RunConfig", "TrainingConfig"]
+__all__ = ["OutputConfig", "RunConfig", "TrainingConfig", "without_output"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,6 +205,13 @@ class RunConfig:
         changed = {name: dataclasses.replace(getattr(self, name), **fields) for name, fields in values.items()}
         return dataclasses.replace(self, **changed, origins=origins)
 
+    def with_section(self, name: str, section: Any, origin: str) -> RunConfig:
+        """A copy with one section replaced; what differs from the default there has this origin."""
+        changed = {
+            f"{name}.{f.name}": origin for f in dataclasses.fields(section) if getattr(section, f.name) != f.default
+        }
+        return dataclasses.replace(self, **{name: section}, origins={**self.origins, **changed})
+
     def with_defaults(self, settings: Mapping[str, Any], origin: str) -> RunConfig:
         """As `with_settings`, but only for fields that nobody has set yet: a script's own defaults."""
         open_ = {key: value for key, value in settings.items() if f"{_SECTION_OF.get(key)}.{key}" not in self.origins}
@@ -228,6 +235,11 @@ class RunConfig:
             rows.append((name, repr(values[section][key]), origin))
         left, middle = (max(len(row[i]) for row in rows) for i in (0, 1))
         return "\n".join(f"{key:<{left}} = {value:<{middle}}  # {origin}" for key, value, origin in rows)
+
+
+def without_output(config: RunConfig) -> RunConfig:
+    """For a rank that is not the first one: nothing is written or shown twice."""
+    return dataclasses.replace(config, output=OutputConfig(record=False, checkpoint=False, quiet=True))
 
 
 _SECTIONS: dict[str, Any] = {"training": TrainingConfig, "ddp": DdpConfig, "output": OutputConfig}

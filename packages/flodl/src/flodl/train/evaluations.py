@@ -49,9 +49,12 @@ class Evaluations:
         started = time.time()
         with fit.update.evaluating():
             stop = (lambda: bool(fit.interruption.signal)) if comes_back else (lambda: False)
-            result = evaluate(fit.trainer.model, planned, stop)
-        if result is None:
+            meter = (
+                evaluate(fit.trainer.model, planned, stop) if fit.column is None else fit.column.evaluate(planned, stop)
+            )
+        if meter is None:
             fit.interrupted()
+        result = meter.means()
         named = {f"{planned.name}_{key}": value for key, value in result.items()}
         self.of_epoch.update(named)
         self.measured.update(named)

@@ -15,17 +15,22 @@ import torch
 
 from flodl import checkpoint
 from flodl.data import Loader, Position
-from flodl.errors import ConfigError, TrainingError, nearest
+from flodl.distributed import Group
+from flodl.errors import ConfigError, StoreError, TrainingError, nearest
 from flodl.graph.state import StateCell
 from flodl.train.average import update_batch_norm
 from flodl.train.callbacks import Callbacks, Control, FitState, Moment
+from flodl.train.column import Column, Flag
+from flodl.train.config import RunConfig, without_output
 from flodl.train.determinism import Deterministic
 from flodl.train.device import summary
 from flodl.train.evaluations import Evaluations
+from flodl.train.feed import rest
 from flodl.train.keeper import Keeper
 from flodl.train.ledger import Ledger
 from flodl.train.metrics import Weight
 from flodl.train.nonfinite import NonFinite
+from flodl.train.ranks import column_of
 from flodl.train.run import Run
 from flodl.train.signals import Interruption
 from flodl.train.update import Update, rates
@@ -43,7 +48,7 @@ class Fit:
 
     def __init__(self, trainer: Trainer, loader: Loader | None, update: Update, callbacks: Callbacks) -> None:
         self.trainer = trainer
-        self.config = trainer.config
+        self.config: RunConfig = trainer.config
         self.loader = loader
         self.update = update
         self.callbacks = callbacks
@@ -60,6 +65,13 @@ class Fit:
         self.total_epochs: int | None = None
         self.exhausted = False
         """No batch is left in this epoch."""
+        self.column: Column | None = None
+        """The ranks that train together; None on one device."""
+        self.pool: list[tuple[int, int]] = []
+        """Ranges of the data's stream before `position` that a training on several devices has left."""
+        self.lead_as: RunConfig | None = None
+        """The configuration of the first rank, where this is another one: it has no output of its own."""
+        self.folder_of_run: str | None = None
         self.begun = False
         self.stopping = False
         self.over = False
@@ -94,7 +106,8 @@ class Fit:
         """Updates, the incomplete last one of an epoch too."""
         if self.loader is None or (batches := self.loader.batches) is None:
             return None
-        return -(-batches // self.config.training.accumulate)
+        ranks = self.column.size if self.column is not None and self.column.lockstep else 1
+        return -(-batches // (self.config.training.accumulate * ranks))
 
     @property
     def total_steps(self) -> int | None:
@@ -137,6 +150,31 @@ class Fit:
         """Whether training was asked to stop before its end."""
         return self.stopping and not self._reached
 
+    def march(self, group: Group) -> None:
+        """Several ranks train this together."""
+        if group.rank > 0:
+            self.lead_as, self.config = self.config, without_output(self.config)
+        self.column = column_of(self, group)
+
+    def lead(self) -> None:
+        """This rank has become the first one: it goes on with the run's output, which another had."""
+        if self.lead_as is not None and self.folder_of_run is not None:
+            self.config, self.lead_as = self.lead_as, None
+            old, self._run = self._run, None
+            if old:
+                old.finish("stopped")
+            self.keeper.resumed, self.keeper.resumed_at, self.keeper.mark = Path(self.folder_of_run), self.step, None
+            try:
+                _ = self.run
+            except StoreError as error:  # its process may live on, frozen
+                self.config = without_output(self.config)
+                self.run.terminal.note(f"warning: this run is no longer recorded: {error}")
+
+    def stream_position(self) -> int:
+        """How many samples of the stream of all epochs were handed out."""
+        samples = self.loader.samples if self.loader else None
+        return self.position.epoch * (samples or 0) + self.position.sample
+
     def begin(self, total_epochs: int | None) -> None:
         """Before the first update of this process, or of another call of `epochs()`."""
         training = self.config.training
@@ -148,6 +186,8 @@ class Fit:
         self.begun, self.stopping, self._reached = True, False, False
         self._began_at = time.monotonic()
         self.enter()
+        if self.column:
+            self.column.begin(total_epochs)
         self.update.make_schedule(self.total_steps)
         self._watched = bool(
             training.max_steps is not None
@@ -184,14 +224,16 @@ class Fit:
 
     def epoch_is_whole(self) -> bool:
         """Whether every batch of the epoch was trained."""
+        if self.column and self.loader:
+            return self.column.epoch_is_whole()
         samples = self.loader.samples if self.loader else 0
-        return self.exhausted or (samples is not None and self.position.sample >= samples)
+        return self.exhausted or (samples is not None and not self.pool and self.position.sample >= samples)
 
     # -- after each update
 
     def advance(self, metrics: Mapping[str, Any], weight: Weight | None) -> None:
         """An update was made (or left out by policy). weight: of its metrics; None: they are in the ledger already."""
-        self.step += 1
+        self.step = self.step + 1 if self.column is None else self.column.next_step()
         if weight is not None:
             for name, value in metrics.items():
                 self.ledger.meter.add(self.step, weight, name, value)
@@ -203,14 +245,21 @@ class Fit:
             self._after_update(metrics)
         if time.perf_counter() > self._drain_at:
             self.drain(metrics.get("loss"))
-        if self.interruption.signal:
-            self.interrupted()
+        if self.column:
+            self.column.after_update()
+        else:
+            self.check_interruption()
 
     def count_samples(self) -> None:
         """The batch under way is trained."""
         self.evaluations.before = None
-        if self.untrained:
-            self._sample += self.untrained
+        if self.column:
+            self.untrained = 0  # the position is what all have trained
+        elif self.untrained:
+            if self.pool:
+                self.pool = rest(self.pool, self.untrained)
+            else:
+                self._sample += self.untrained
             self.untrained = 0
 
     def _after_update(self, metrics: Mapping[str, Any]) -> None:
@@ -221,6 +270,10 @@ class Fit:
         if self.callbacks.listening("on_step_end"):
             plain = {name: v.detach() if isinstance(v, torch.Tensor) else v for name, v in metrics.items()}
             self.tell("on_step_end", plain)
+        if self.column:  # it decides in a meeting what else is due
+            self._busy = False
+            self._save_if_asked()
+            return
         if training.evaluate_steps and self.step % training.evaluate_steps == 0:
             self.evaluations.run()
             self.keeper.save_if_best()
@@ -246,6 +299,8 @@ class Fit:
         for request in run.recorder.requests() if run.recorder else ():
             if request.action == "stop":
                 self.stopping = True
+            elif self.column:
+                self.column.wish(Flag.SAVE)
             elif self.keeper.wanted:
                 self.keeper.save(wait=False)
         if training.max_time is not None and time.monotonic() - self._began_at > training.max_time:
@@ -261,16 +316,23 @@ class Fit:
         """All batches of the epoch were seen."""
         training, epoch = self.config.training, self.position.epoch
         self._busy = True
+        if self.column:
+            self.column.leave_epoch()
         if training.evaluate_steps is None and (epoch + 1) % training.evaluate_epochs == 0:
             self.evaluations.run(after_step=False)
         self.drain(at_once=True)
+        if self.column:
+            self.column.merge_epoch()
         means = {**self.ledger.meter.means(), **self.evaluations.of_epoch}
         self.run.epoch(epoch, means, seconds, self.step, self.ledger.meter.not_finite.get("loss", 0))
         self.ledger.meter.clear()
         self.evaluations.end_epoch(means)
         self.history.append(means)
         control = self._ask("on_epoch_end", means)
-        self.position, self.exhausted = Position(epoch=epoch + 1), False
+        ahead = self.position.sample - (self.loader.samples or self.position.sample) if self.loader else 0
+        self.position, self.exhausted = Position(epoch=epoch + 1, sample=max(ahead, 0)), False
+        if self.column:
+            self.column.enter_epoch(epoch + 1)
         self._average(epoch)
         self._busy = False
         self._obey(control, "on_epoch_end")
@@ -333,7 +395,10 @@ class Fit:
         if control.stop_reason is not None:
             self.reach(control.stop_reason)
         if control.evaluate_asked and moment != "on_eval_end":
-            self.evaluations.run()
+            if self.column and moment == "on_step_end":
+                self.column.wish(Flag.EVALUATE)
+            else:
+                self.evaluations.run()
         if control.save_asked and moment != "on_checkpoint":
             self._save_asked = True
             if not self._busy and not (self.loader and self.epoch_is_whole()):
@@ -341,7 +406,9 @@ class Fit:
 
     def _save_if_asked(self) -> None:
         """What a callback asked for: not before what belongs to the update, or to the epoch's end, is complete."""
-        if self._save_asked and self.keeper.wanted:
+        if self._save_asked and self.column:
+            self.column.wish(Flag.SAVE)
+        elif self._save_asked and self.keeper.wanted:
             self.keeper.save(wait=False)
         self._save_asked = False
 
@@ -353,6 +420,8 @@ class Fit:
         """Something took from `started` (seconds since 1970) until now, and no step did."""
         seconds = time.time() - started
         self.ledger.exclude(seconds)
+        if self.column:
+            self.column.exclude(seconds)
         if self.keeper.engine:
             self.keeper.engine.pause()
         if self._run and self._run.recorder:
@@ -401,7 +470,7 @@ class Fit:
 
     def check_interruption(self) -> None:
         """End training if a signal has arrived."""
-        if self.interruption.signal:
+        if self.interruption.signal and self.column is None:  # several devices stop together, in a meeting
             self.interrupted()
 
     def interrupted(self) -> NoReturn:

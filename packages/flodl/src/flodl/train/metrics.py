@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from flodl.errors import TrainingError
 
-__all__ = ["Meter", "Weight"]
+__all__ = ["Meter", "Weight", "merged"]
 
 Weight = float | Tensor
 """Of a batch: its samples, or its valid tokens as a tensor `()`."""
@@ -75,6 +75,10 @@ class Meter:
         names = list(dict.fromkeys([*self._sums, *self.not_finite]))
         return {n: self._sums[n] / self._weights[n] if self._weights.get(n) else math.nan for n in names}
 
+    def total(self, name: str) -> tuple[float, float]:
+        """The sum of weight times value, and of weights, of what was drained since `clear`."""
+        return self._sums.get(name, 0.0), self._weights.get(name, 0.0)
+
     def state(self) -> dict[str, dict[str, Any]]:
         """Plain values, for a checkpoint in the middle of an epoch."""
         return {"sums": dict(self._sums), "weights": dict(self._weights), "not_finite": dict(self.not_finite)}
@@ -83,6 +87,16 @@ class Meter:
         """Go on from `state()`."""
         self._sums, self._weights = dict(state["sums"]), dict(state["weights"])
         self.not_finite = dict(state["not_finite"])
+
+
+def merged(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """The states of several meters as that of one."""
+    total: dict[str, dict[str, Any]] = {"sums": {}, "weights": {}, "not_finite": {}}
+    for state in states:
+        for kind, values in total.items():
+            for name, value in state[kind].items():
+                values[name] = values.get(name, 0) + value
+    return total
 
 
 def _read(values: list[Any]) -> list[float]:

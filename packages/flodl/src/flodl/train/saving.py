@@ -16,6 +16,7 @@ from flodl.checkpoint.snapshot import take, write_folder
 from flodl.data import Position
 from flodl.errors import ConfigError
 from flodl.train.average import Average
+from flodl.train.metrics import merged
 from flodl.train.resuming import CHECKPOINT, CHECKPOINTS, about, locate, program_of, run_of, written_by
 
 if TYPE_CHECKING:
@@ -81,6 +82,15 @@ def training_state(fit: Fit) -> dict[str, Any]:
         # Evaluations that follow the last update may be made once more: then from the same state.
         **(fit.evaluations.before or fit.passing()),
     }
+    if fit.column:
+        state["column"] = fit.column.state()
+    elif fit.pool:
+        state["column"] = {
+            "pool": [list(r) for r in fit.pool],
+            "position": fit.stream_position(),
+            "ranks": 1,
+            "others": [],
+        }
     if fit.loader and (place := fit.loader.state_dict()):
         state["loader"] = place
     if update.batches:
@@ -112,6 +122,7 @@ def put_state(fit: Fit, state: Mapping[str, Any]) -> None:
             group[name] = group[name].fill_(rate) if isinstance(group.get(name), Tensor) else rate
     fit.step, fit.keeper.mark = state["step"], state["record"]
     fit.ledger.load(state["ledger"])
+    _put_place(fit, state.get("column"))
     fit.evaluations.load(state["evaluations"])
     fit.keeper.unknown_callbacks = fit.callbacks.load(state["callbacks"])
     if window := state.get("window"):
@@ -138,6 +149,18 @@ def put_state(fit: Fit, state: Mapping[str, Any]) -> None:
         elif part is None and name in state:
             fit.notes.append(f"the checkpoint has an {name}, which this run has not: it is dropped")
     checkpoint.set_rng_state(state["rng"])
+
+
+def _put_place(fit: Fit, column: Mapping[str, Any] | None) -> None:
+    """Go on in the data where one device or several had left it."""
+    if fit.column and column:
+        fit.column.load(column)
+    elif fit.column and fit.loader and fit.loader.samples:
+        fit.column.go_on(fit.position.epoch * fit.loader.samples + fit.position.sample, [])
+    elif column:
+        fit.pool = [(a, b) for a, b in column["pool"]]
+        if column["others"]:
+            fit.ledger.meter.load(merged([own["meter"] for own in column["others"]]))
 
 
 def _data(fit: Fit) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from flodl.train.callbacks import Callback
+from flodl.train.config import OutputConfig
 from flodl.train.loggers import CSV, TensorBoard
 from flodl.train.profiling import Profiler
 from flodl.train.statistics import Statistics
@@ -16,9 +17,9 @@ if TYPE_CHECKING:
 __all__ = ["standard_callbacks"]
 
 
-def standard_callbacks(trainer: Trainer) -> list[Callback]:
+def standard_callbacks(trainer: Trainer, output: OutputConfig) -> list[Callback]:
     """In the order in which they are called, after the user's own."""
-    training, output = trainer.config.training, trainer.config.output
+    training = trainer.config.training
     callbacks: list[Callback] = []
     if output.statistics:
         callbacks.append(Statistics(trainer.record))

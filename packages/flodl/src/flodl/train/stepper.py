@@ -35,6 +35,8 @@ class Stepper:
         self._update = fit.update
         self._model, self._optimizer = fit.trainer.model, fit.trainer.optimizer
         self._own = False  # the optimizer's step is ours
+        self._column = fit.column
+        self._lockstep = fit.column if fit.column is not None and fit.column.lockstep else None
         self._hooks = [
             self._optimizer.register_step_pre_hook(self._before_optimizer_step),
             self._optimizer.register_step_post_hook(self._after_optimizer_step),
@@ -94,9 +96,12 @@ class Stepper:
             with self.engine.eager():
                 self._taken_eagerly(train_fn, batch)
 
-    def close_update(self) -> None:
-        """Make the update under way of the batches that it has; nothing if it has none."""
-        if self._update.batches:
+    def close_update(self, *, alone: bool = True) -> None:
+        """Make the update under way of the batches that it has; nothing if it has none.
+
+        alone: without it, other devices make an update now, and this one takes part in it also with no batch.
+        """
+        if self._update.batches or not alone:
             self._make_update()
             self._fit.advance(self._fit.ledger.settle(self._fit.step + 1), None)
 
@@ -119,14 +124,18 @@ class Stepper:
 
     def _make_engine(self, *, own_loop: bool) -> StepEngine:
         fit, training = self._fit, self._fit.config.training
-        looks = f'nan_policy is "{training.nan_policy}", which looks at each loss before its update'
+        why = "" if training.nan_policy == "warn" else (
+            f'nan_policy is "{training.nan_policy}", which looks at each loss before its update'
+        )  # fmt: skip
+        if self._lockstep:
+            why = "gradients of several devices are averaged between backward and update (policy sync)"
         engine = StepEngine(
             self._model,
             self._optimizer,
             mode="eager" if training.deterministic else training.step,
             rule=self._update.rule,
             total_steps=lambda: fit.total_steps,
-            why_not_whole="" if training.nan_policy == "warn" else looks,
+            why_not_whole=why,
             own_loop=own_loop,
         )
         fit.keeper.engine = engine
@@ -192,9 +201,14 @@ class Stepper:
     # -- without it
 
     def _make_update(self) -> None:
+        if self._lockstep:
+            self._lockstep.before_update(self._update)
         self._own = True
         try:
-            self._update.make()
+            if self._lockstep and self._update.weight == 0.0:  # each device has left its batch out
+                self._update.drop()
+            else:
+                self._update.make()
         finally:
             self._own = False
         if self.engine and self.engine.plain:
@@ -208,6 +222,8 @@ class Stepper:
         fit.refuse(why)
         if update.single:
             update.drop()
+            if self._lockstep:  # the others make an update
+                self._make_update()
             fit.advance(metrics, weight)
             return
         update.leave_out()
@@ -238,6 +254,10 @@ class Stepper:
             self._optimizer.zero_grad()  # without gradients the optimizer changes nothing
             fit.refuse(refusal)
         else:
+            if self._lockstep:
+                self._update.count(self.weight)
+                self._lockstep.before_update(self._update)
+                self._update.batches = 0
             self._update.prepare()
 
     def _after_optimizer_step(self, _optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:

@@ -20,6 +20,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from flodl.data import Loader, Position
 from flodl.data.tensors import IGNORE_INDEX, labels_of
+from flodl.distributed import DdpConfig
 from flodl.errors import ConfigError, TrainingError
 from flodl.graph.builder import FlowBuilder
 from flodl.train.builder import TrainerBuilder
@@ -29,8 +30,10 @@ from flodl.train.compiled import TrainFn
 from flodl.train.config import RunConfig
 from flodl.train.device import choose_device
 from flodl.train.evaluate import Metrics, Planned
+from flodl.train.feed import Feed
 from flodl.train.fit import Fit
 from flodl.train.metrics import Weight
+from flodl.train.ranks import join_ranks
 from flodl.train.run import Run
 from flodl.train.saving import written_by
 from flodl.train.standard import standard_callbacks
@@ -72,8 +75,9 @@ class Trainer:
         callbacks: Iterable[Callback] = (),
     ) -> None:
         training = config.training
+        group = join_ranks(config)
         self.config = config
-        self.device = choose_device(training.device, model)
+        self.device = choose_device(training.device, model) if group is None else group.device
         self.model = model.to(self.device)
         if not model.training:  # else a BatchNorm that was put into evaluation mode on purpose stays in it
             model.train()
@@ -84,7 +88,9 @@ class Trainer:
         self._loader = None if dataset is None else self._load(dataset)
         self._update = Update(model, optimizer, training, self.device, scheduler)
         self._fit = Fit(self, self._loader, self._update, Callbacks(callbacks))
-        for callback in standard_callbacks(self):
+        if group is not None:
+            self._fit.march(group)
+        for callback in standard_callbacks(self, self._fit.config.output):
             self._fit.callbacks.add(callback)
         self.interruption = self._fit.interruption
         self._labels = OutputWatch(model, self._loader) if self._loader else None
@@ -96,7 +102,7 @@ class Trainer:
         if training.resume:
             self.resume(training.resume)
         elif (resume := os.environ.get("FLODL_RESUME")) and (
-            resume == "auto" or written_by(Path(resume)) == self.number
+            resume == "auto" or self.rank > 0 or written_by(Path(resume)) == self.number
         ):
             self.resume(resume)
 
@@ -109,7 +115,7 @@ class Trainer:
         optimizer: Optimizer | Callable[[Iterator[nn.Parameter]], Optimizer],
         dataset: Any = None,
         *,
-        config: RunConfig | None = None,
+        config: RunConfig | DdpConfig | None = None,
         scheduler: str | LRScheduler | Callable[[Optimizer], LRScheduler] | None = None,
         callbacks: Iterable[Callback] = (),
         **settings: Any,
@@ -120,13 +126,19 @@ class Trainer:
         dataset: what `fl.data.as_dataset` takes; without it, iterate a loader of your own instead of `batches()`.
         scheduler: a schedule's name, any torch scheduler of this optimizer, or a callable that makes one from it; it is
         stepped once an update. callbacks: see `fl.Callback`.
+        config: all settings, or a `DdpConfig` with those of several devices.
         settings: fields of the configuration by name (`batch_size=64`, `seed=1`); they win over `config`.
+
+        On a machine with several devices (or `devices="cpu:2"`) a process is started for each, in which the program runs
+        again from its beginning; under torchrun or Slurm, those that are there train together.
 
         Moves the model to the device and switches it to training mode. Raises `ConfigError`, `DataError` or
         `TrainingError` for what cannot be trained.
         """
         if isinstance(scheduler, str):
             settings["scheduler"], scheduler = scheduler, None
+        if isinstance(config, DdpConfig):
+            config = RunConfig().with_section("ddp", config, "argument of Trainer.setup")
         config = (config or RunConfig()).with_settings(settings, "argument of Trainer.setup")
         if not isinstance(model, nn.Module):
             hint = ": call .build() on the flow" if isinstance(model, FlowBuilder) else ""
@@ -187,6 +199,16 @@ class Trainer:
         """The run's output: its folder, recorder and terminal. Opened at the first use."""
         return self._fit.run
 
+    @property
+    def rank(self) -> int:
+        """Of this process among those that train together; 0 on one device."""
+        return 0 if self._fit.column is None else self._fit.column.rank
+
+    @property
+    def ranks(self) -> int:
+        """How many processes train together; 1 on one device."""
+        return 1 if self._fit.column is None else self._fit.column.size
+
     def explain(self) -> None:
         """Print every setting with its value and where that was set, one a line."""
         print(self.config.explain())
@@ -227,7 +249,8 @@ class Trainer:
                     yield fit.position.epoch
                     if fit.stopping and not fit.epoch_is_whole():
                         break  # in the middle: the epoch goes on when the run is resumed
-                    self._stepper.close_update()
+                    if fit.column is None or not self._loader:
+                        self._stepper.close_update()
                     if not fit.epoch_is_whole():
                         fit.run.say(f"epoch {fit.position.epoch + 1} was left after {fit.position.sample:,} samples")
                     fit.end_epoch(time.perf_counter() - started)
@@ -250,12 +273,13 @@ class Trainer:
             fit.begin(None)
         if fit.stopping:
             return
+        column = fit.column
         by_tokens = self.config.training.loss_weight == "tokens"
         spent, clock = fit.ledger.spent, time.perf_counter
         labels.start()
         try:
             asked = clock()
-            for batch, samples in loader.counted(fit.position.epoch, fit.position.sample):
+            for batch, samples in self._coming(loader):
                 got = clock()
                 fit.untrained = samples
                 stepper.begin_batch(batch, samples, _valid_tokens(batch) if by_tokens else samples)
@@ -272,10 +296,11 @@ class Trainer:
                 done = clock()
                 spent(asked, got, done, fit.step)
                 asked = done
-                if fit.stopping:
+                if fit.stopping and column is None:
                     return
-            fit.exhausted = True
-            stepper.close_update()
+            if column is None:
+                fit.exhausted = True
+                stepper.close_update()
         finally:
             stepper.end_batches()
             labels.stop()
@@ -339,12 +364,18 @@ class Trainer:
 
         "auto": the newest run of this program, with these settings, that was not finished; a new one where there is none.
         """
-        self._fit.keeper.resume(path)
+        fit = self._fit
+        if self.rank == 0:
+            fit.keeper.resume(path)
+        if fit.column:
+            fit.column.share_state()
 
     def close(self) -> None:
         """Unhook the optimizer and end the run: "stopped" if `epochs()` was left early, else "finished"."""
-        self._stepper.unhook()
         fit = self._fit
+        if fit.column and not fit.over:
+            fit.column.finish()
+        self._stepper.unhook()
         self._leave()
         if self._loader:
             self._loader.close()
@@ -369,6 +400,24 @@ class Trainer:
             self.close()
 
     # -- inside
+
+    def close_update(self, *, alone: bool = True) -> None:
+        """For the ranks' meetings: make the update under way."""
+        self._stepper.close_update(alone=alone)
+
+    def samples_of_update(self) -> int:
+        """For the ranks' meetings: how many samples the newest update had, with a loader of the user's own."""
+        return self._stepper.samples * self.config.training.accumulate
+
+    def _coming(self, loader: Loader) -> Iterator[tuple[Any, int]]:
+        """The batches of this epoch that were not trained yet."""
+        fit = self._fit
+        if fit.column:
+            return fit.column.batches()
+        samples = loader.samples
+        if samples is not None and (fit.pool or fit.position.sample > samples):
+            return Feed(loader).left(fit.position.epoch, fit.position.sample, fit.pool, loader.batch_size)
+        return loader.counted(fit.position.epoch, fit.position.sample)
 
     def _load(self, dataset: Any) -> Loader:
         training = self.config.training

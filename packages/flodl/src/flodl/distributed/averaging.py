@@ -1,0 +1,122 @@
+"""The average of all ranks' weights, by samples: blocking, or on its way while training goes on."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flodl.distributed.flat import FlatState, comm_dtype
+from flodl.distributed.group import Group, Pending
+from flodl.distributed.outer import OuterStep
+from flodl.distributed.rows import Row, Table
+
+__all__ = ["Averager"]
+
+_NOTHING = 1e-12  # the weight of a rank that trained nothing: none beside others, an equal one if nobody did
+
+
+class Averager:
+    """One sum over ranks of [weights * w | w | table]; the weights themselves are never summed in place.
+
+    So a collective that fails has changed nothing, and `buffer` holds the outcome of one that did not until the next.
+    A rank with weights that are not finite is left out, and takes the others' average.
+    """
+
+    def __init__(self, flat: FlatState, group: Group, outer: OuterStep | None = None) -> None:
+        self.flat, self.outer = flat, outer
+        self.collective_ms = 0.0
+        """From the newest collective's beginning until its outcome was there."""
+        self.blocked_ms = 0.0
+        """For how long of that training waited."""
+        self.drift = 0.0
+        """Norm of (these weights - the newest average) / norm of the average."""
+        self._group = group
+        self._dtype = comm_dtype(flat.tensors)
+        self._pending: Pending | None = None
+        self._before: Tensor | None = None  # the weights that travel
+        self._launched = 0.0
+        self.reform()
+
+    def reform(self) -> None:
+        """The ranks or the layout have changed; what travelled is lost."""
+        self._pending = self._before = None
+        self._table = Table(self._group.size)
+        device = self.flat.vectors[0].device if self.flat.vectors else torch.device("cpu")
+        self.buffer = torch.zeros(self.flat.numel + 1 + self._table.numel, dtype=self._dtype, device=device)
+        """(numbers + 1 + table,): the newest outcome, as it was summed."""
+
+    def start(self) -> None:
+        """All ranks have the same weights now."""
+        if self.outer:
+            self.outer.start(self.flat.copy(self._dtype)[: self.flat.weights])
+
+    @property
+    def travelling(self) -> bool:
+        """Whether an average is on its way."""
+        return self._before is not None
+
+    @property
+    def arrived(self) -> bool:
+        """Whether it is there, or lost."""
+        return self._pending is not None and self._pending.is_done()
+
+    def average(self, weight: float, row: Row) -> list[Row]:
+        """Average now. Returns all ranks' rows. Raises RankLost, with the weights as they were."""
+        self._fill(weight, row)
+        started = time.perf_counter()
+        self._group.all_reduce(self.buffer)
+        self.collective_ms = self.blocked_ms = 1e3 * (time.perf_counter() - started)
+        return self.apply()
+
+    def launch(self, weight: float, row: Row) -> None:
+        """Begin to average the weights as they are now, while training goes on."""
+        self._fill(weight, row)
+        self._before = self.flat.copy(self._dtype)
+        self._launched = time.perf_counter()
+        self._pending = self._group.all_reduce_async(self.buffer)
+
+    def finish(self) -> list[Row]:
+        """Wait for what was launched, and add what the average differs from the weights that were sent."""
+        assert self._pending is not None
+        pending, self._pending = self._pending, None
+        started = time.perf_counter()
+        ended = pending.wait()
+        self.blocked_ms = 1e3 * (time.perf_counter() - started)
+        self.collective_ms = 1e3 * (ended - self._launched)
+        return self.apply()
+
+    @torch.no_grad()
+    def apply(self) -> list[Row]:
+        """Take the outcome in `buffer`."""
+        n, before = self.flat.numel, self._before
+        self._before = None
+        rows = self._table.read(self.buffer[n + 1 :].cpu())
+        total = self.buffer[n]
+        if not total:  # nobody has finite weights
+            return rows
+        average = self.buffer[:n] / total
+        own = self.flat.copy(self._dtype) if before is None else before
+        self.drift = float((own - average).norm() / average.norm().clamp(min=1e-30))
+        if self.outer:
+            k = self.flat.weights
+            average[:k] = self.outer(average[:k])
+        if before is None or not bool(torch.isfinite(own.sum())):
+            self.flat.read(average)
+        else:
+            self.flat.add(average - own)
+        return rows
+
+    def _fill(self, weight: float, row: Row) -> None:
+        n, weight = self.flat.numel, max(weight, _NOTHING)
+        if not self.flat.write(self.buffer, weight):
+            weight, row = 0.0, dataclasses.replace(row, left_out=1.0)
+        self.buffer[n] = weight
+        self._table.write(self.buffer[n + 1 :], self._group.rank, row)
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """Of the outer step."""
+        return self.outer.state_dict() if self.outer else None
