@@ -2,9 +2,10 @@ from __future__ import annotations
 
 import hashlib
 import sys
+from types import SimpleNamespace
 
 import pytest
-import sklearn.datasets  # noqa: F401  sets KMP_ environment variables, which no test may change
+import sklearn.datasets  # noqa: F401  it sets KMP_ environment variables, which no test may change
 import torch
 
 from flodl import DataError
@@ -51,6 +52,14 @@ def test_a_split_that_is_misspelt() -> None:
 
 
 def test_without_scikit_learn_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)  # what import finds for a package that is not there
+    monkeypatch.setitem(sys.modules, "sklearn", None)  # what import finds for a package that is not there
     with pytest.raises(DataError, match="pip install scikit-learn"):
         Digits()
+
+
+def test_where_scikit_learn_keeps_its_file_elsewhere_it_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    test = Digits("test")
+    elsewhere = SimpleNamespace(submodule_search_locations=["elsewhere"])
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: elsewhere)
+    for a, b in zip(test[:], Digits("test")[:], strict=True):
+        assert torch.equal(a, b)

@@ -1,9 +1,9 @@
-"""Twelve small models with their data, of every kind that a recipe may treat in its own way."""
+"""Twelve small models with their data, of every kind that a recipe may treat in its own way; what a recipe touches."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +11,7 @@ from torch import optim as O
 from torch.nn import functional as F
 
 import flodl as fl
+from flodl.train import machine
 
 
 class Case(NamedTuple):
@@ -126,3 +127,17 @@ CASES: dict[str, Callable[[], Case]] = {
         fl.flow(nn.Linear(8, 8)).also(nn.Linear(8, 8)).through(nn.Linear(8, 4)).build(), *_data(8), optimizer=_sgd
     ),
 }
+
+
+def process_state() -> tuple[Any, ...]:
+    """What recipes touch of the whole process."""
+    import torch._dynamo.config
+    import torch._functorch.config
+    import torch._inductor.config
+
+    configs = [c.get_config_copy() for c in (torch._dynamo.config, torch._inductor.config, torch._functorch.config)]
+    precision = torch._C._get_fp32_precision_getter("mkldnn", "matmul")
+    return (
+        torch.get_num_threads(), torch.get_float32_matmul_precision(), precision, torch.is_grad_enabled(),
+        torch.is_anomaly_enabled(), torch.is_autocast_enabled("cpu"), machine.Allocator._holders.copy(), configs,
+    )  # fmt: skip

@@ -30,7 +30,7 @@ assert _spec.loader
 step_models = importlib.util.module_from_spec(_spec)
 sys.modules["step_models"] = step_models
 _spec.loader.exec_module(step_models)
-CASES = step_models.CASES
+CASES, state = step_models.CASES, step_models.process_state
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inductor's own, and of fork beside threads
 
@@ -55,20 +55,6 @@ def take(engine: StepEngine | None, case: Any, model: nn.Module, optimizer: O.Op
         return eagerly()
     with engine.eager():
         return eagerly()
-
-
-def state() -> tuple[Any, ...]:
-    """Of the whole process, as far as recipes touch it."""
-    import torch._dynamo.config
-    import torch._functorch.config
-    import torch._inductor.config
-
-    configs = [c.get_config_copy() for c in (torch._dynamo.config, torch._inductor.config, torch._functorch.config)]
-    precision = torch._C._get_fp32_precision_getter("mkldnn", "matmul")
-    return (
-        torch.get_num_threads(), torch.get_float32_matmul_precision(), precision, torch.is_grad_enabled(),
-        torch.is_anomaly_enabled(), torch.is_autocast_enabled("cpu"), machine.Allocator._holders.copy(), configs,
-    )  # fmt: skip
 
 
 def train(case: Any, mode: str, steps: int = STEPS) -> tuple[list[float], dict[str, Tensor], StepEngine]:

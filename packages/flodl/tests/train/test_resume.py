@@ -117,7 +117,7 @@ from torch import nn
 torch.set_num_threads(1)
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(64, 32), nn.Dropout(0.2), nn.Linear(32, 10))
-trainer = fl.Trainer.setup(model, torch.optim.Adam(model.parameters()), fl.data.Digits("train"), batch_size=64)
+trainer = fl.Trainer.setup(model, torch.optim.Adam(model.parameters()), fl.data.Digits("train"), batch_size=64, step="eager")
 for _ in trainer.epochs(int(sys.argv[1])):
     for x, y in trainer.batches():
         trainer.step(nn.functional.cross_entropy(trainer.model(x), y))
@@ -132,39 +132,60 @@ handle = fl.Trainer.builder(
     lambda: nn.Sequential(nn.Linear(64, 32), nn.Dropout(0.2), nn.Linear(32, 10)),
     lambda p: torch.optim.Adam(p),
     lambda model, batch: nn.functional.cross_entropy(model(batch[0]), batch[1]),
-).dataset(fl.data.Digits("train")).batch_size(64).num_epochs(int(sys.argv[1])).run()
+).dataset(fl.data.Digits("train")).batch_size(64).num_epochs(int(sys.argv[1])).settings(step="eager").run()
 torch.save(handle.join().state_dict, "result.pt")
 """
 
 
-@pytest.mark.parametrize("script", [SCRIPT, BUILDER], ids=["setup", "builder"])
+SCRIPTS = {"setup": SCRIPT, "builder": BUILDER}
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The weights that each script ends with when nothing comes in between."""
+    folders = {name: tmp_path_factory.mktemp("unbroken") for name in SCRIPTS}
+    both = [
+        subprocess.Popen([sys.executable, "-c", SCRIPTS[name], "60"], cwd=folder, stdout=subprocess.DEVNULL)
+        for name, folder in folders.items()
+    ]
+    assert [process.wait(200) for process in both] == [0, 0]
+    return {name: torch.load(folder / "result.pt") for name, folder in folders.items()}
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_saves_says_how_to_resume_and_that_works(tmp_path: Path, script: str, number: int) -> None:
-    epochs = "60"
-    whole, broken = tmp_path / "whole", tmp_path / "bro ken"
-    for folder in (whole, broken):
+def test_a_signal_saves_says_how_to_resume_and_that_works(
+    tmp_path: Path, number: int, unbroken: dict[str, Any]
+) -> None:
+    folders = {name: tmp_path / f"bro ken {name}" for name in SCRIPTS}
+    trainings, resumed, outputs = {}, {}, {}
+    for name, folder in folders.items():
         folder.mkdir()
-        (folder / "train.py").write_text(script)
-    command = [sys.executable, "train.py", epochs]
-    subprocess.run(command, cwd=whole, check=True, capture_output=True, timeout=200)
-    process = subprocess.Popen(command, cwd=broken, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    process.stdout.readline()  # the first epoch is done
-    process.send_signal(number)
-    out, err = process.communicate(timeout=60)
-    assert process.returncode == 128 + number, err
-    assert "Traceback" not in err
-    (line,) = re.findall(r"resume with: (.*)", err)
-    assert not (broken / "result.pt").exists()
-    with fl.monitor.RunView(next((broken / "runs").iterdir())) as view:
-        assert view.info().state == "stopped"
-    subprocess.run(["sh", "-c", line], cwd=broken, check=True, capture_output=True, timeout=200)
-    assert_same(torch.load(broken / "result.pt"), torch.load(whole / "result.pt"))
-    (run,) = (broken / "runs").iterdir()
-    with fl.monitor.RunView(run) as view:
-        assert view.info().state == "finished"
-        assert len(view.series("loss")) == 60 * 23
-    assert out.count("\n") < 60
+        (folder / "train.py").write_text(SCRIPTS[name])
+        command = [sys.executable, "train.py", "60"]
+        trainings[name] = subprocess.Popen(
+            command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+    for process in trainings.values():
+        assert process.stdout is not None
+        process.stdout.readline()  # the first epoch is done
+        process.send_signal(number)
+    for name, process in trainings.items():
+        outputs[name], err = process.communicate(timeout=60)
+        assert process.returncode == 128 + number, err
+        assert "Traceback" not in err
+        (line,) = re.findall(r"resume with: (.*)", err)
+        assert not (folders[name] / "result.pt").exists()
+        with fl.monitor.RunView(next((folders[name] / "runs").iterdir())) as view:
+            assert view.info().state == "stopped"
+        resumed[name] = subprocess.Popen(["sh", "-c", line], cwd=folders[name], stdout=subprocess.DEVNULL)
+    for name, process in resumed.items():
+        assert process.wait(200) == 0
+        assert_same(torch.load(folders[name] / "result.pt"), unbroken[name])
+        (run,) = (folders[name] / "runs").iterdir()
+        with fl.monitor.RunView(run) as view:
+            assert view.info().state == "finished"
+            assert len(view.series("loss")) == 60 * 23
+        assert outputs[name].count("\n") < 60
 
 
 def test_the_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
@@ -239,7 +260,8 @@ def test_epochs_save_so_that_a_killed_training_goes_on() -> None:
                 if epoch:
                     assert trainer.run.folder is not None
                     until = time.monotonic() + 30  # it is written in the background
-                    while not list(trainer.run.folder.glob(f"checkpoints/*{23 * epoch}")) and time.monotonic() < until:
+                    name = f"checkpoints/*{trainer.global_step - 1}"
+                    while not list(trainer.run.folder.glob(name)) and time.monotonic() < until:
                         time.sleep(0.01)
                     saved = fl.checkpoint.load(newest(trainer.run.folder))
                     assert saved.position == {"epoch": epoch, "sample": 0}

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo  # as torch.compiler.disable, which imports the compiler at once
 
 from flodl.errors import StepError
 from flodl.graph.dry import is_dry
@@ -44,12 +45,12 @@ class Loop(nn.Module):
 # Where a compiled model must wait for a value: graph breaks, as few as the decisions.
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@_disable_dynamo
 def _is_any(answer: Tensor) -> bool:
     return bool(answer.any())
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@_disable_dynamo
 def _parted(stays: Tensor) -> tuple[Tensor, Tensor]:
     """stays: (samples,) booleans -> the numbers of those that stay, and of those that leave"""
     return stays.nonzero().flatten(), (~stays).nonzero().flatten()

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo  # as torch.compiler.disable, which imports the compiler at once
 from torch.utils import _pytree
 
 from flodl.errors import StepError
@@ -96,13 +97,13 @@ class FixedSelector(nn.Module):
         return f"index={self.index}"
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@_disable_dynamo
 def _number(choice: Tensor) -> int:
     """The choice as a number of Python: the one place where a compiled model must wait for a value, so one graph break."""
     return int(choice)
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@_disable_dynamo
 def _groups(choice: Tensor) -> list[tuple[int, Tensor]]:
     """choice: (batch,) -> each chosen branch with the samples that chose it; a graph break for the same reason."""
     if not len(choice):
