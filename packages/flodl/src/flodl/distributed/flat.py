@@ -39,7 +39,8 @@ class FlatState:
     @torch.no_grad()
     def layout(self, mask: Sequence[bool]) -> None:
         """Put the tensors into new vectors: those parameters that `mask` says, then the rest."""
-        self._mask = list(mask)
+        self.averaged = list(mask)
+        """Which parameters are in the vectors."""
         parameters = [p for p, wanted in zip(self._parameters, mask, strict=True) if wanted]
         groups: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
         for tensor in [*parameters, *self._others]:
@@ -61,11 +62,6 @@ class FlatState:
                 tensor.data = dense_view(vector, start, tensor).copy_(tensor.data)
             self.vectors.append(vector)
         self.numel = sum(v.numel() for v in self.vectors)
-
-    @property
-    def thawed(self) -> bool:
-        """Whether a parameter is trained that is not in the vectors."""
-        return any(p.requires_grad and not known for p, known in zip(self._parameters, self._mask, strict=True))
 
     def write(self, out: Tensor, weight: float) -> bool:
         """out, (numel,): all numbers times `weight`. Returns False, and writes zeros, where one is not finite."""

@@ -158,6 +158,6 @@ def _this_program() -> list[str]:
             "there is no program here that could be run on each device (a notebook, python -c or standard input): use "
             'Trainer.builder(...).devices(...).run(), or devices="cpu" for one'
         )
-    if "PYTEST_CURRENT_TEST" in os.environ:
+    if "_pytest" in sys.modules:
         raise ConfigError("a test cannot be run again on each device: use Trainer.builder(...), or start a script")
     return [sys.executable, *arguments]

@@ -189,7 +189,8 @@ class Planner:
         ms = self.ms
         if any(m is None for m in ms):
             times = self._relative_ms()
-            return [max(1, round(_CALIBRATION * max(times) / t)) for t in times], 0.0
+            batches = min(_CALIBRATION, self.fixed_anchor or _CALIBRATION)
+            return [max(1, round(batches * max(times) / t)) for t in times], 0.0
         times = [m or 1.0 for m in ms]
         target = self.window_ms if self.fixed_anchor is None else self.fixed_anchor * max(times)
         least = min(self._lead)

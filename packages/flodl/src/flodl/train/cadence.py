@@ -150,7 +150,7 @@ class Cadence(Column):
         if self._planner.drained and not self.epoch_is_whole():
             self.end_at(None)
         self._cut_epoch = False
-        while not (self.epoch_is_whole() or self._cut_epoch or fit.stopping):
+        while not (self.epoch_is_whole() or self._cut_epoch or self.stopped):
             leg = self._begin_leg()
             yield from self._train(leg)
             fit.trainer.close_update()
@@ -363,11 +363,12 @@ class Cadence(Column):
     def _lay_out_anew(self) -> None:
         """Parameters were thawed or frozen, perhaps not yet on each rank: averaged are those that any rank trains."""
         masks = self.lasting(partial(self.group.gather, self._flat.mask()))
-        self._flat.layout([any(column) for column in zip(*masks, strict=True)])
-        self._trainable = self._flat.trainable
-        self._averager.reform()
-        self._averager.start()
-        self._relayout = False
+        mask = [any(of_ranks) for of_ranks in zip(*masks, strict=True)]
+        self._relayout, self._trainable = False, sum(mask)
+        if mask != self._flat.averaged:
+            self._flat.layout(mask)
+            self._averager.reform()
+            self._averager.start()
 
     def _report_left_out(self, rows: list[Row]) -> None:
         left_out = [uid for uid, row in zip(self.group.members, rows, strict=True) if row.left_out]

@@ -74,6 +74,8 @@ class Column(ABC):
         """What each rank has besides what all have, at the newest exchange: for a checkpoint."""
         self.started = False
         self.finished = False
+        self.stopped = False
+        """All have agreed to train no further. (`fit.stopping` may be this rank's own wish.)"""
         self.joins = group.joins
         speeds = self.settings.simulate_speed
         speed = speeds[self.place] if speeds and self.place < len(speeds) else 1.0
@@ -164,6 +166,7 @@ class Column(ABC):
 
     def begin(self, total_epochs: int | None) -> None:
         """Before the first update: all have the same model, data and settings, or say what differs."""
+        self.stopped = False
         if not self.started:
             self.started = True
             if not self.group.joined:
@@ -283,13 +286,14 @@ class Column(ABC):
                 fit.keeper.save(periodic=True)
         if training.max_steps is not None and fit.step >= training.max_steps:
             fit.reach(f"max_steps is {training.max_steps}")
+            self.stopped = True
         if flags & (Flag.INTERRUPT | Flag.TERMINATE):
             fit.interruption.signal = signal.SIGINT if Flag.INTERRUPT in flags else signal.SIGTERM
             self.exchange()
             self.finished = True
             fit.interrupted()
         if Flag.STOP in flags or (Flag.END in flags and self.feed):
-            fit.stopping = True
+            fit.stopping = self.stopped = True
 
     def _crossed(self, every: int | None, before: int) -> bool:
         return every is not None and self.fit.step // every > before // every
@@ -299,14 +303,20 @@ class Column(ABC):
     def exchange(self) -> list[dict[str, Any]]:
         """Every rank's own part of the training's state, by rank."""
         meter = self.fit.ledger.meter
-        mine = {"meter": meter.state(), "rng": checkpoint.rng_state()}
+        mine = {"meter": meter.state(), "rng": checkpoint.rng_state(), "stop": self.fit.stopping}
         self.others = self.lasting(partial(self.group.gather, mine))
         return self.others
 
     def merge_epoch(self) -> None:
-        """The epoch's means are those of all ranks."""
-        meter = self.fit.ledger.meter
-        meter.load(merged([own["meter"] for own in self.exchange()]))
+        """The epoch's means are those of all ranks; so is the wish to stop."""
+        fit, meter = self.fit, self.fit.ledger.meter
+        everybody = self.exchange()
+        meter.load(merged([own["meter"] for own in everybody]))
+        if any(own["stop"] for own in everybody):
+            fit.stopping = self.stopped = True
+        for buffer in fit.trainer.model.buffers():
+            if not buffer.is_floating_point():  # a counter has no mean: each rank's own until here
+                self.lasting(partial(self.group.broadcast, buffer, 0))
 
     def evaluate(self, planned: Planned, stop: Callable[[], bool]) -> Meter | None:
         """Each rank evaluates every so many batches; the sums are those of all. None if one of them was cut off."""

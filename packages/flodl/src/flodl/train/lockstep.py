@@ -88,7 +88,7 @@ class Lockstep(Column):
         assert self.feed is not None
         fit, accumulate = self.fit, self.fit.trainer.config.training.accumulate
         self._cut_epoch = False
-        while not (self.epoch_is_whole() or self._cut_epoch or fit.stopping):
+        while not (self.epoch_is_whole() or self._cut_epoch or self.stopped):
             step = fit.step
             ranges = self._stream.take(self._batch * self.size, self._stream.epoch_end)
             sizes = self._split.sizes(sum(b - a for a, b in ranges))

@@ -139,7 +139,7 @@ class Stepper:
             own_loop=own_loop,
         )
         fit.keeper.engine = engine
-        if self._update.bare and not fit.nonfinite.looks:
+        if self._update.bare and not fit.nonfinite.looks and not self._lockstep:
             self._hooks[0].remove()  # nothing comes before the optimizer's step any more
         return engine
 

@@ -271,9 +271,9 @@ class Trainer:
             raise TrainingError("Trainer.setup got no dataset: give it one, or iterate a loader of your own")
         if not fit.begun:
             fit.begin(None)
-        if fit.stopping:
-            return
         column = fit.column
+        if fit.stopping and column is None:
+            return
         by_tokens = self.config.training.loss_weight == "tokens"
         spent, clock = fit.ledger.spent, time.perf_counter
         labels.start()
