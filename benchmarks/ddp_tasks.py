@@ -29,15 +29,15 @@ class Task:
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         """The mean cross entropy over everything that is predicted, ()."""
-        return F.cross_entropy(model(batch[0]).flatten(0, -2), batch[1].flatten())
+        return F.cross_entropy(model(batch[0]), batch[1])
 
     @torch.no_grad()
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """Loss and accuracy on the test data."""
         model.eval()
-        logits = torch.cat([model(x) for x in self.test[0].split(128)]).flatten(0, -2)
+        logits = torch.cat([model(x) for x in self.test[0].split(128)])
         model.train()
-        y = self.test[1].flatten()
+        y = self.test[1]
         return {"loss": F.cross_entropy(logits, y).item(), "accuracy": (logits.argmax(1) == y).float().mean().item()}
 
 

@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from flodl.distributed import DdpConfig
+from flodl.distributed import DdpConfig, inside_a_rank, parse_devices
 from flodl.errors import ConfigError
 from flodl.train.callbacks import Callback
 from flodl.train.config import RunConfig
@@ -21,6 +21,7 @@ from flodl.train.evaluate import Metrics
 from flodl.train.handle import TrainHandle
 
 if TYPE_CHECKING:
+    from flodl.train.remote import RemoteHandle
     from flodl.train.trainer import Trainer
 
 __all__ = ["TrainerBuilder"]
@@ -106,10 +107,22 @@ class TrainerBuilder:
         self._config = self._config.with_settings(settings, "argument of Trainer.builder")
         return self
 
-    def run(self) -> TrainHandle:
-        """Start training in the background. Raises at once what is wrong with model, dataset or settings."""
-        from flodl.train.trainer import Trainer
+    def run(self) -> TrainHandle | RemoteHandle:
+        """Start training in the background: here on one device, in a process for each on several.
 
+        Raises at once what is wrong with model, dataset or settings; what only the processes see, `join()` raises.
+        """
+        self._check()
+        ddp = self._config.ddp
+        if not inside_a_rank() and self._config.training.device == "auto":
+            devices = parse_devices(ddp.devices)
+            if len(devices) > 1:
+                from flodl.train.remote import RemoteHandle
+
+                return RemoteHandle(self, devices)
+        return self.run_here()
+
+    def _check(self) -> None:
         for what, factory in (("model", self._model_factory), ("optimizer", self._optimizer_factory)):
             if isinstance(factory, (nn.Module, Optimizer)) or not callable(factory):
                 raise ConfigError(
@@ -120,6 +133,12 @@ class TrainerBuilder:
             raise ConfigError("nothing to train on: call .dataset(...) before .run()")
         if training.epochs is None and training.max_steps is None and training.max_time is None:
             raise ConfigError("for how long? call .num_epochs(...) before .run()")
+
+    def run_here(self) -> TrainHandle:
+        """Train in this process, which may be one of several ranks."""
+        from flodl.train.trainer import Trainer
+
+        training = self._config.training
         random.seed(training.seed)
         np.random.seed(training.seed)
         torch.manual_seed(training.seed)

@@ -179,8 +179,6 @@ class Column(ABC):
             elif self.rank > 0:
                 self._own_randomness()
             self.starting()
-            folder = self.fit.run.folder if self.rank == 0 else None
-            self.fit.folder_of_run = self.group.broadcast_object(folder and str(folder), 0)
         self.end_at(total_epochs)
 
     def share_state(self, source: int = 0, *, newcomers: tuple[int, ...] | None = None) -> None:
@@ -198,6 +196,7 @@ class Column(ABC):
             state = {
                 "training": training, "optimizer": optimizer, "position": position, "plan": self.plan_state(),
                 "observed": self.observed, "joins": self.joins, "history": fit.history,
+                "folder": fit.run.folder and str(fit.run.folder) if self.started else None,
             }  # fmt: skip
         state = self.group.broadcast_object(state, source)
         for tensor in _tensors(fit.trainer.model):
@@ -208,6 +207,7 @@ class Column(ABC):
             put_state(fit, state["training"])
             fit.position = Position(epoch=state["position"][0], sample=state["position"][1])
             fit.history[:] = state["history"]
+            fit.folder_of_run = state["folder"]
             self.put_plan(state["plan"])
             self.observed, self.joins = state["observed"], state["joins"]
             checkpoint.set_rng_state(own_rng)
