@@ -12,7 +12,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from flodl import checkpoint, data, distributed, monitor
-    from flodl.distributed import DdpConfig
+    from flodl.distributed import Ddp, DdpConfig
     from flodl.errors import (
         CheckpointError,
         ConfigError,
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 
 _MODULES = ("checkpoint", "data", "distributed", "monitor")
 _NAMES = {
-    "distributed": ("DdpConfig",),
+    "distributed": ("Ddp", "DdpConfig"),
     "errors": (
         "CheckpointError",
         "ConfigError",
@@ -121,6 +121,7 @@ __all__ = [
     "ConfigError",
     "Control",
     "DataError",
+    "Ddp",
     "DdpConfig",
     "DistributedError",
     "EarlyStopping",

@@ -293,6 +293,58 @@ def compiled() -> Any:
     return {"state": {k: v.clone() for k, v in model.state_dict().items()}, "report": report}
 
 
+@scenario
+def by_hand() -> Any:
+    """`fl.Ddp` on the group that the trainers of this process have formed, as a GAN's loop would use it."""
+    one, two = make_model(RANK), nn.Sequential(nn.BatchNorm1d(5), nn.Linear(5, 1)).double()
+    ddp = fl.Ddp.wrap(one, two)
+    start = {k: v.clone() for k, v in one.state_dict().items()}
+    data = Numbered(12)
+    mine = slice(0, 8) if RANK == 0 else slice(8, 12)
+    mse(one, (data.x[mine], data.y[mine])).backward()
+    ddp.weighted_all_reduce_gradients(8 if RANK == 0 else 4, one)
+    weighted = [p.grad.clone() for p in one.parameters() if p.grad is not None]
+    two(data.x[mine])
+    one.zero_grad()
+    if RANK == 1:
+        mse(one, (data.x[mine], data.y[mine])).backward()
+    ddp.all_reduce_gradients(one, two)
+    halves = [p.grad.clone() for p in one.parameters() if p.grad is not None]
+    assert all(p.grad is None for p in two.parameters())
+    ddp.sync_buffers()
+    return {"state": start, "weighted": weighted, "halves": halves, "buffers": [b.clone() for b in two.buffers()]}
+
+
+class Pictures(nn.Module):
+    """A convolution in channels_last, a parameter that is not contiguous, half precision."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(RANK)
+        self.conv = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.wide = nn.Parameter(torch.randn(6, 10)[:, ::2])
+        self.half = nn.Linear(3, 2).to(torch.bfloat16)
+        self.odd = nn.Parameter(torch.randn(3))
+
+
+@scenario
+def flat_state() -> Any:
+    from flodl.distributed import Averager, FlatState, Row
+    from flodl.train import ranks
+
+    model = Pictures()
+    before = {k: v.detach().clone() for k, v in model.state_dict().items()}
+    strides = {k: v.stride() for k, v in model.state_dict().items()}
+    flat = FlatState(model)
+    same = all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+    aligned = all(p.data_ptr() % 64 == 0 for p in model.parameters())
+    assert ranks._group is not None
+    rows = Averager(flat, ranks._group).average(3.0 if RANK else 1.0, Row(samples=RANK + 1.0))
+    after = {k: v.detach().clone() for k, v in model.state_dict().items()}
+    kept = [k for k, v in model.state_dict().items() if v.stride() == strides[k]]
+    return {"same": same, "aligned": aligned, "before": before, "after": after, "kept": kept, "rows": rows}
+
+
 def main() -> None:
     out = Path(sys.argv[1])
     wanted = sys.argv[2:] or list(SCENARIOS)

@@ -191,3 +191,32 @@ def test_the_compiled_step_runs_inside_ranks(results: Results) -> None:
                 a.copy_((a + b) / 2)
                 b.copy_(a)
     close(state, replicas[0], 1e-5)
+
+
+def test_by_hand_gradients_are_weighted_means(results: Results) -> None:
+    start = same(results, "by_hand")
+    model, data = make_model(), Numbered(12)
+    model.load_state_dict(start)
+    mse(model, (data.x, data.y)).backward()
+    for found in (r["by_hand"]["weighted"] for r in results):
+        for grad, p in zip(found, model.parameters(), strict=True):
+            torch.testing.assert_close(grad, p.grad)
+    model.zero_grad()
+    mse(model, (data.x[8:], data.y[8:])).backward()
+    for found in (r["by_hand"]["halves"] for r in results):
+        for grad, p in zip(found, model.parameters(), strict=True):
+            assert p.grad is not None
+            torch.testing.assert_close(grad, p.grad / 2)
+    for a, b in zip(*(r["by_hand"]["buffers"] for r in results), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_weights_in_one_vector_stay_what_they_are(results: Results) -> None:
+    first, second = (r["flat_state"] for r in results)
+    assert all(r["same"] and r["aligned"] for r in (first, second))
+    assert set(first["before"]) - set(first["kept"]) == {"wide"}  # its memory has gaps; channels_last has none
+    for name, value in first["before"].items():
+        expected = (value.float() + 3 * second["before"][name].float()) / 4
+        for found in (first["after"][name], second["after"][name]):
+            torch.testing.assert_close(found, expected.to(value.dtype))
+    assert [row.samples for row in first["rows"]] == [1.0, 2.0]

@@ -9,6 +9,7 @@ from flodl.distributed.flat import FlatState
 from flodl.distributed.gradients import GradientMean
 from flodl.distributed.group import Group, RankLost
 from flodl.distributed.launch import launch_siblings
+from flodl.distributed.manual import Ddp
 from flodl.distributed.outer import OuterStep
 from flodl.distributed.planner import Planner, Report, Share, Window
 from flodl.distributed.rows import Row
@@ -18,6 +19,7 @@ from flodl.distributed.stream import Range, Stream, chop, parted
 
 __all__ = [
     "Averager",
+    "Ddp",
     "DdpConfig",
     "FlatState",
     "GradientMean",
