@@ -233,11 +233,12 @@ class Planner:
         self._drift = drift
         lost = statistics.mean(r.blocked_ms / (r.blocked_ms + r.compute_ms or 1.0) for r in reports)
         factor = min(max(lost / self.overhead_target, 0.8), 1.5)
-        if drift > self.divergence_threshold:
+        apart = drift > self.divergence_threshold
+        if apart:  # what meeting costs comes second
             factor = min(factor, 0.8)
         elif self._growing >= _GROWING:
             factor = min(factor, 1.0)
-        least = max(slowest, self.comm_ms / self.overhead_target)
+        least = slowest if apart else max(slowest, self.comm_ms / self.overhead_target)
         self.window_ms = min(max(self.window_ms * factor, least), self.max_anchor * slowest)
 
     # -- ranks lost and come
