@@ -57,7 +57,7 @@ def test_the_public_interface_is_the_one_written_down() -> None:
 
 def test_every_public_name_has_a_docstring() -> None:
     missing = []
-    for module in (fl, fl.checkpoint, fl.data, fl.monitor):
+    for module in (fl, fl.checkpoint, fl.data, fl.hf, fl.monitor):
         for name in module.__all__:
             thing = getattr(module, name)
             if (inspect.isclass(thing) or inspect.isfunction(thing)) and not inspect.getdoc(thing):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from flodl import checkpoint, data, distributed, monitor
+    from flodl import checkpoint, data, distributed, hf, monitor
     from flodl.distributed import Ddp, DdpConfig
     from flodl.errors import (
         CheckpointError,
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
         update_batch_norm,
     )
 
-_MODULES = ("checkpoint", "data", "distributed", "monitor")
+_MODULES = ("checkpoint", "data", "distributed", "hf", "monitor")
 _NAMES = {
     "distributed": ("Ddp", "DdpConfig"),
     "errors": (
@@ -159,6 +159,7 @@ __all__ = [
     "find_batch_size",
     "find_learning_rate",
     "flow",
+    "hf",
     "loggers",
     "make_schedule",
     "monitor",

@@ -11,7 +11,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -44,6 +44,22 @@ __all__ = ["Trainer"]
 
 _numbers = itertools.count()
 _trainer_of: weakref.WeakKeyDictionary[Optimizer, Callable[[], Trainer | None]] = weakref.WeakKeyDictionary()
+
+
+class HeadLike(Protocol):
+    """What `Trainer.setup_head` needs of a head of `flodl.hf`."""
+
+    model: nn.Module
+
+    @property
+    def loss_weight(self) -> Literal["samples", "tokens"]:
+        """What the gradients of an update are a mean over."""
+
+    def encode(self, samples: Any, /) -> Any:
+        """Samples as a dataset."""
+
+    def callbacks(self) -> list[Callback]:
+        """What the trainer calls, too."""
 
 
 class Trainer:
@@ -148,6 +164,38 @@ class Trainer:
         if scheduler is not None and not isinstance(scheduler, LRScheduler):
             scheduler = scheduler(optimizer)
         return cls(model, optimizer, dataset, config, scheduler=scheduler, callbacks=callbacks)
+
+    @classmethod
+    def setup_head(
+        cls,
+        head: HeadLike,
+        optimizer: Optimizer | Callable[[Iterator[nn.Parameter]], Optimizer],
+        dataset: Any = None,
+        *,
+        config: RunConfig | DdpConfig | None = None,
+        scheduler: str | LRScheduler | Callable[[Optimizer], LRScheduler] | None = None,
+        callbacks: Iterable[Callback] = (),
+        **settings: Any,
+    ) -> Trainer:
+        """`setup` for a head of `flodl.hf`: its samples are tokenised, batches are padded to their longest and made of
+        similar lengths, and a loss over tokens is a mean over all valid ones of an update.
+
+        dataset: samples as the head takes them, or what `head.encode` made of them. The rest as for `setup`.
+        """
+        if isinstance(config, DdpConfig):
+            config = RunConfig().with_section("ddp", config, "argument of Trainer.setup_head")
+        if isinstance(scheduler, str):  # `warmup_steps` is checked together with it
+            settings["scheduler"], scheduler = scheduler, None
+        config = (config or RunConfig()).with_settings(settings, "argument of Trainer.setup_head")
+        presets = {"group_by_length": True, "loss_weight": head.loss_weight}
+        return cls.setup(
+            head.model,
+            optimizer,
+            None if dataset is None else head.encode(dataset),
+            config=config.with_defaults(presets, f"preset of {type(head).__name__}"),
+            scheduler=scheduler,
+            callbacks=[*callbacks, *head.callbacks()],
+        )
 
     @staticmethod
     def builder(
