@@ -164,15 +164,15 @@ def main() -> None:
     bench.add_options(parser)
     parser.add_argument("--converge", action="store_true", help="compare losses over seeds instead of speeds")
     parser.add_argument("--cases", nargs="*", choices=list(CASES))
-    parser.add_argument("--epochs", type=int, help="epochs of each training (default 6, publish 16)")
+    parser.add_argument("--epochs", type=int, help="epochs of each training (default 3, publish 8)")
     parser.add_argument("--seeds", type=int, default=5)
     options = parser.parse_args()
     if options.quick:
         options.form = "quick"
     bench.refuse_if_busy(options)
     publish = options.form == "publish"
-    rounds = options.rounds or (5 if publish else 1)
-    epochs = options.epochs or (16 if publish else 6)
+    rounds = options.rounds or (3 if publish else 1)
+    epochs = options.epochs or (8 if publish else 3)
     results: Row = {"command": f"./fdl bench ddp {options.form}", "environment": bench.environment(), "rounds": rounds}
     if options.converge:
         results |= {"command": f"./fdl bench ddp {options.form} --converge", "rounds": options.seeds}

@@ -2,29 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import click
 
 from flodl_cli.call import Call
-from flodl_cli.processes import run_child
-from flodl_cli.project import child_environment, find_program
+from flodl_cli.library import run_library, words_of
 
 __all__ = ["dash", "runs"]
-
-_GRACE_S = 10.0
-_PROGRAM = """\
-import sys
-try:
-    from flodl.monitor.cli import main
-except ModuleNotFoundError as error:
-    print(f"fdl: this needs flodl in {sys.executable}: pip install flodl ({error})", file=sys.stderr)
-    sys.exit(2)
-sys.exit(main(sys.argv[1:]))
-"""
 
 _ID = click.argument("id")
 _FOLDER = click.option("--folder", metavar="FOLDER", help="Where the runs are; `runs` here or in the project.")
@@ -132,28 +117,9 @@ def prune(context: click.Context, /, **_: object) -> int:
 def _hand_over(context: click.Context, *command: str) -> int:
     """Carries out the call in the project's Python."""
     call: Call = context.obj
-    root = call.root
-    env = dict(os.environ) if root is None else child_environment(root, os.environ)
-    python = (root and env.get("VIRTUAL_ENV") and find_program("python", root, env)) or sys.executable
     if context.params["folder"] is None:
         here = Path("runs")
-        inside = here if root is None or here.is_dir() else root / here
+        inside = here if call.root is None or here.is_dir() else call.root / here
         if command != ("dash",) or inside != here:
             context.params["folder"] = str(inside)
-    return run_child([python, "-c", _PROGRAM, *command, *_words(context)], cwd=Path.cwd(), env=env, grace_s=_GRACE_S)
-
-
-def _words(context: click.Context) -> Iterator[str]:
-    """What was typed, as click understood it."""
-    arguments: list[str] = []
-    for parameter in context.command.params:
-        value = context.params[str(parameter.name)]
-        values = [v for v in (value if isinstance(value, tuple) else [value]) if v is not None and v is not False]
-        if isinstance(parameter, click.Argument):
-            arguments += values
-        else:
-            for one in values:
-                yield parameter.opts[0]
-                if one is not True:
-                    yield str(one)
-    yield from ("--", *arguments) if arguments else ()
+    return run_library(call, "flodl.monitor.cli", [*command, *words_of(context)])

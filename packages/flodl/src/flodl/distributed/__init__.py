@@ -13,6 +13,7 @@ from flodl.distributed.manual import Ddp
 from flodl.distributed.outer import OuterStep
 from flodl.distributed.planner import Planner, Report, Share, Window
 from flodl.distributed.rows import Row
+from flodl.distributed.simulate import Prediction, simulate
 from flodl.distributed.slowed import Slowed
 from flodl.distributed.split import Split
 from flodl.distributed.stream import Range, Stream, chop, parted
@@ -26,6 +27,7 @@ __all__ = [
     "Group",
     "OuterStep",
     "Planner",
+    "Prediction",
     "Range",
     "RankLost",
     "Report",
@@ -43,4 +45,5 @@ __all__ = [
     "launch_siblings",
     "parse_devices",
     "parted",
+    "simulate",
 ]
