@@ -34,6 +34,20 @@ def test_policies_in_their_order(ranks: int) -> None:
     assert found["hierarchical"] > 0.75
 
 
+def test_only_ddp_hides_its_exchange() -> None:
+    """Sync's sum begins when the backward pass has ended: 100 MB at 1 ms a batch are hardly anything else."""
+    settings = {"step_ms": 1.0, "parameters": 25e6, "network": "10GbE", **QUIET}
+    exchange = exchange_seconds(2, 25e6, "10GbE")
+    for policy, shown in (("lockstep", 0.3), ("sync", 1.0)):
+        found = simulate([1.0, 1.0], policy=policy, **settings)  # type: ignore[arg-type]
+        assert found.efficiency == pytest.approx(1e-3 / (1e-3 + shown * exchange), rel=1e-3)
+
+
+def test_windows_are_no_longer_than_training_makes_them() -> None:
+    found = simulate([1.0, 0.5], step_ms=1, parameters=25e6, network="1GbE", **QUIET)
+    assert found.anchor == fl.DdpConfig().max_anchor
+
+
 def test_lost_ranks_cost_little() -> None:
     found = simulate("8x3090", step_ms=50, parameters=1e6, network="10GbE", failures=3, **QUIET)
     assert found.lost == 3
@@ -74,5 +88,8 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     ]
     assert cli.main([*words, "--policy", "async", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)[0]["ranks"] == 6
+    rough = ["--policy", "cadence", "--jitter", "0", "--stall", "0", "--throttle", "0.5", "--max-anchor", "4", "--json"]
+    assert cli.main([*words, *rough, "--per-host", "2", "--within-host", "NVLink"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["anchor"] <= 4
     assert cli.main([*words[:-1], "1GbF"]) == 2
     assert "no network '1GbF'" in capsys.readouterr().err

@@ -21,6 +21,14 @@ __all__ = ["simulate"]
 @click.option("--policy", multiple=True, metavar="NAME", help="Only this one (can be repeated); without it all.")
 @click.option("--batch-size", type=click.IntRange(1), default=32, show_default=True, help="Samples a batch.")
 @click.option("--overhead-target", type=float, default=0.05, show_default=True, help="Of the time, for meetings.")
+@click.option("--max-anchor", type=click.IntRange(1), default=64, show_default=True, help="As in the section ddp:.")
+@click.option("--jitter", type=click.FloatRange(0), default=0.1, show_default=True, help="Spread of a batch's time.")
+@click.option("--stall", type=click.FloatRange(0, 1), default=1e-4, show_default=True, help="Chance of 1 s in a batch.")
+@click.option(
+    "--throttle", type=click.FloatRange(0, 1), default=2e-5, show_default=True, help="That of 30 s at half speed."
+)
+@click.option("--per-host", type=click.IntRange(1), default=8, show_default=True, help="Devices, in hierarchical.")
+@click.option("--within-host", default="PCIe", show_default=True, help="What joins them there.")
 @click.option(
     "--failures", type=click.IntRange(0), default=0, show_default=True, help="Devices that are lost on the way."
 )

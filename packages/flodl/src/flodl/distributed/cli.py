@@ -29,7 +29,13 @@ def main(words: Sequence[str]) -> int:
                 policy=policy,
                 batch_size=options.batch_size,
                 overhead_target=options.overhead_target,
+                max_anchor=options.max_anchor,
+                jitter=options.jitter,
+                stall=options.stall,
+                throttle=options.throttle,
                 failures=options.failures,
+                per_host=options.per_host,
+                within_host=options.within_host,
                 seed=options.seed,
             )
             for policy in options.policy or POLICIES
@@ -49,6 +55,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--policy", action="append")
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--overhead-target", type=float, default=0.05)
+    parser.add_argument("--max-anchor", type=int, default=64)
+    parser.add_argument("--jitter", type=float, default=0.1)
+    parser.add_argument("--stall", type=float, default=1e-4)
+    parser.add_argument("--throttle", type=float, default=2e-5)
+    parser.add_argument("--per-host", type=int, default=8)
+    parser.add_argument("--within-host", default="PCIe")
     parser.add_argument("--failures", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true")
