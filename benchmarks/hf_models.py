@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from torch import nn
 
 from flodl import hf
 
@@ -133,13 +134,22 @@ def make(family: str, head: str, *, dropout: bool = False, seed: int = 0, **fiel
         known["label2id"] = {name: i for i, name in enumerate(names)}
     ids = {f"{name}_token_id": getattr(tok, f"{name}_token_id") for name in ("bos", "eos", "pad", "cls", "sep")}
     config = config_class(vocab_size=len(tok), **{**known, **ids, **fields})
-    if not dropout:
-        for name, value in config.to_dict().items():
-            if ("dropout" in name or "drop" in name.split("_") or name.endswith("pdrop")) and isinstance(value, float):
-                setattr(config, name, 0.0)
     torch.manual_seed(seed)
     cls = HEADS[head]
-    return cls(getattr(transformers, cls.__name__).from_config(config), tok)
+    model = getattr(transformers, cls.__name__).from_config(config)
+    if not dropout:
+        _without_dropout(model)
+    return cls(model, tok)
+
+
+def _without_dropout(model: nn.Module) -> None:
+    """In the modules, and in the numbers that attention functions are given."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout) or type(module).__name__ == "StableDropout":
+            module.p = 0.0
+        for name in ("attention_dropout", "dropout_prob", "attention_probs_dropout_prob"):
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, 0.0)
 
 
 def samples_of(head: str) -> list[Any]:

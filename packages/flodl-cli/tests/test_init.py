@@ -65,12 +65,12 @@ def test_the_hugging_face_example_trains_saves_and_goes_on_from_local_files(fdl:
     assert fdl("init", "letters", "--with-hf").code == 0
     project = Path("letters").absolute()
     env = {**PLAIN, "HF_HUB_OFFLINE": "1"}
-    saved = fdl("hf", "--epochs", "3", "--save", "tiny", cwd=project, env=env)
+    saved = fdl("finetune", "--epochs", "3", "--save", "tiny", cwd=project, env=env)
     assert saved.code == 0, saved.err
     first = float(re.findall(r"test accuracy (\d\.\d+)", saved.out)[0])
     assert first > 0.4
     assert (project / "tiny" / "config.json").exists()
-    went_on = fdl("hf", "--epochs", "1", "--pretrained", "tiny", "--head-only", cwd=project, env=env)
+    went_on = fdl("finetune", "--epochs", "1", "--pretrained", "tiny", "--head-only", cwd=project, env=env)
     assert went_on.code == 0, went_on.err
     assert float(re.findall(r"test accuracy (\d\.\d+)", went_on.out)[0]) > first - 0.1
     assert "650 parameters" in went_on.err  # of the classifier alone
@@ -81,8 +81,8 @@ def test_the_options_of_what_was_made_are_known(fdl: Any) -> None:
     fdl("init", "letters", "--with-hf")
     project = Path("letters").absolute()
     assert "--lr FLOAT" in " ".join(fdl("train", "--help", cwd=project).out.split())
-    assert "--head-only" in fdl("hf", "--help", cwd=project).out
-    assert "--save" in fdl("--complete", "fish", "hf", "--sa", cwd=project).out
+    assert "--head-only" in fdl("finetune", "--help", cwd=project).out
+    assert "--save" in fdl("--complete", "fish", "finetune", "--sa", cwd=project).out
     assert fdl("config", "validate", cwd=project).out == "valid: fdl.yml, hf/fdl.yml\n"
     wrong = fdl("train", "--epohcs", "3", cwd=project)
     assert (wrong.code, "--epochs" in wrong.err) == (2, True)
@@ -211,7 +211,7 @@ def test_the_docker_form(fdl: Any) -> None:
     shown = fdl("--dry-run", "quick", cwd=project)
     assert "docker compose run --rm -e OMP_NUM_THREADS -v" in shown.out
     assert " dev python src/train.py" in shown.out
-    assert 'cd -- "$0" && exec "$@"\' hf python finetune.py' in fdl("--dry-run", "hf", cwd=project).out
+    assert 'cd -- "$0" && exec "$@"\' hf python finetune.py' in fdl("--dry-run", "finetune", cwd=project).out
     compose = yaml.safe_load((project / "compose.yaml").read_text())
     service = compose["services"]["dev"]
     assert compose["name"] == "my-letters"
@@ -292,7 +292,7 @@ def test_add_hf_twice_changes_nothing_the_second_time(fdl: Any, write: Write, tm
     write("fdl.yml", "# mine\ncommands:\n  a: { run: echo }  # keep\n").chmod(0o640)
     write("requirements.txt", "flodl")
     first = fdl("add", "hf")
-    assert (first.code, first.out) == (0, "added: hf/, requirements.txt, fdl.yml; `fdl hf` trains it\n")
+    assert (first.code, first.out) == (0, "added: hf/, requirements.txt, fdl.yml; `fdl finetune` trains it\n")
     assert (tmp_path / "fdl.yml").stat().st_mode & 0o777 == 0o640
     assert "# mine\n" in (tmp_path / "fdl.yml").read_text()
     assert (tmp_path / "requirements.txt").read_text() == "flodl\ntransformers>=4.40\n"
@@ -306,8 +306,8 @@ def test_add_hf_twice_changes_nothing_the_second_time(fdl: Any, write: Write, tm
 @pytest.mark.parametrize(
     ("manifest", "said"),
     [
-        ("commands: { hf: { run: echo } }\n", "has a command 'hf' already"),
-        ("commands: { a: { run: echo } }\n", "add this to it: hf:"),
+        ("commands: { finetune: { run: echo } }\n", "has a command 'finetune' already"),
+        ("commands: { a: { run: echo } }\n", "add this to it: finetune:"),
         ("commands: [\n", "fdl.yml:"),
     ],
 )

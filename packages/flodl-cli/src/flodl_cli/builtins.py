@@ -25,6 +25,7 @@ BUILTINS = {
     "dash": ("flodl_cli.commands.monitor:dash", "show runs in a browser, live and finished ones"),
     "runs": ("flodl_cli.commands.monitor:runs", "list, compare, export, stop and delete runs"),
     "simulate": ("flodl_cli.commands.simulate:simulate", "predict how devices that are not here would train together"),
+    "hf": ("flodl_cli.commands.hf:hf", "export, check and convert models for transformers"),
     "api-ref": ("flodl_cli.commands.api_ref:api_ref", "list the public names of flodl, or explain one"),
     "skill": ("flodl_cli.commands.skill:skill", "a guide for coding assistants: porting PyTorch code"),
     "install": ("flodl_cli.commands.install:install", "link this fdl into ~/.local/bin"),

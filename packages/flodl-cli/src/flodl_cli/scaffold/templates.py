@@ -10,7 +10,7 @@ from flodl_cli.project import MANIFEST
 from flodl_cli.scaffold.manifest import with_command
 from flodl_cli.scaffold.names import Name
 
-__all__ = ["HF_COMMAND", "REQUIRED_BY_HF", "hf_files", "project_files"]
+__all__ = ["HF_COMMAND", "HF_NAME", "REQUIRED_BY_HF", "hf_files", "project_files"]
 
 _FILES = Path(__file__).parent / "files"
 _HIDDEN = {
@@ -18,12 +18,13 @@ _HIDDEN = {
     "dockerignore": ".dockerignore",
 }  # here without the dot, so that they hide nothing
 REQUIRED_BY_HF = "transformers>=4.40"
+HF_NAME = "finetune"  # of the command; `fdl hf` is fdl's own
 HF_COMMAND = {"description": "a Hugging Face transformer under the same trainer", "path": "hf"}
 
 _NATIVE = "pip install -r requirements.txt   # once; `fdl setup` installs the torch that fits this machine"
 _DOCKER = "docker compose build  # once"
 _DOCKER_FILES = "| `Dockerfile`, `compose.yaml` | where the tasks run: the service `dev` |\n"
-_HF_FILES = "| `hf/` | a Hugging Face transformer under the same trainer: `fdl hf` |\n"
+_HF_FILES = "| `hf/` | a Hugging Face transformer under the same trainer: `fdl finetune` |\n"
 
 
 def project_files(name: Name, *, docker: bool, hf: bool) -> dict[str, str]:
@@ -40,7 +41,7 @@ def project_files(name: Name, *, docker: bool, hf: bool) -> dict[str, str]:
     made = {**_read("project", values), **(_read("docker", values) if docker else {}), **(hf_files() if hf else {})}
     if hf:
         made["requirements.txt"] += REQUIRED_BY_HF + "\n"
-        made[MANIFEST] = with_command(made[MANIFEST], "hf", HF_COMMAND)
+        made[MANIFEST] = with_command(made[MANIFEST], HF_NAME, HF_COMMAND)
     return dict(sorted(made.items()))
 
 
