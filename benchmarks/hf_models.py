@@ -138,11 +138,11 @@ def make(family: str, head: str, *, dropout: bool = False, seed: int = 0, **fiel
     cls = HEADS[head]
     model = getattr(transformers, cls.__name__).from_config(config)
     if not dropout:
-        _without_dropout(model)
+        without_dropout(model)
     return cls(model, tok)
 
 
-def _without_dropout(model: nn.Module) -> None:
+def without_dropout(model: nn.Module) -> None:
     """In the modules, and in the numbers that attention functions are given."""
     for module in model.modules():
         if isinstance(module, nn.Dropout) or type(module).__name__ == "StableDropout":
