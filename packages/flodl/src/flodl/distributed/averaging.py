@@ -49,6 +49,10 @@ class Averager:
         self.buffer = torch.zeros(self.flat.numel + 1 + self._table.numel, dtype=self._dtype, device=device)
         """(numbers + 1 + table,): the newest outcome, as it was summed."""
 
+    def let_go(self) -> None:
+        """Of what is under way: a rank is lost, and its outcome can only come from another one."""
+        self._pending = None
+
     def start(self) -> None:
         """All ranks have the same weights now."""
         if self.outer:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -169,6 +171,7 @@ class Group:
         Raises DistributedError below `min_ranks`, if this process was given up by the others, or if one said why it failed.
         """
         self._raise_failure()
+        _let_go(sys.exc_info()[1])
         self._destroy()
         before = list(self.members)
         self.generation += 1
@@ -238,6 +241,14 @@ class Group:
         if dist.is_initialized():
             with suppress(RuntimeError):
                 dist.destroy_process_group()
+
+
+def _let_go(error: BaseException | None) -> None:
+    """Of the collective that failed: what holds it would keep its sockets open, and a rank that waits for this one's part
+    of it would wait until the timeout."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
 
 
 class _Staged(Pending):

@@ -391,6 +391,10 @@ class Cadence(Column):
 
     # -- ranks lost and come
 
+    def let_go(self) -> None:
+        """Of the average that travels."""
+        self._averager.let_go()
+
     def changed(self, before: list[int | None]) -> None:
         """The plan and the averages are among those that are there now."""
         self._planner.reform(before)

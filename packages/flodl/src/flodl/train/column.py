@@ -156,6 +156,9 @@ class Column(ABC):
     def starting(self) -> None:  # noqa: B027
         """All have the same weights, and nothing was trained yet."""
 
+    def let_go(self) -> None:  # noqa: B027
+        """Of a collective under way, if there is one."""
+
     def before_update(self, update: Update) -> None:  # noqa: B027
         """The gradients of an update are there."""
 
@@ -362,6 +365,7 @@ class Column(ABC):
         group, started = self.group, time.time()
         while True:
             try:
+                self.let_go()
                 before = group.reform()
                 counts = group.gather(self.observed)
                 newest = max(counts)
