@@ -65,6 +65,7 @@ def hf_form(
             train_dataset=rows,
             data_collator=transformers.DataCollatorWithPadding(head.tokenizer),
         )
+        trainer.remove_callback(transformers.PrinterCallback)
         started = time.perf_counter()
         trainer.train()
         return time.perf_counter() - started
