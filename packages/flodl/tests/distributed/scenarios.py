@@ -328,6 +328,15 @@ class Pictures(nn.Module):
 
 
 @scenario
+def channels_last() -> Any:
+    torch.manual_seed(RANK)
+    body = nn.Sequential(
+        nn.Unflatten(1, (5, 1, 1)), nn.Conv2d(5, 6, 3, padding=1), nn.Flatten(), nn.Linear(6, 1)
+    ).double()
+    return train(body.to(memory_format=torch.channels_last), Numbered(32), 1, policy="sync")  # type: ignore[call-overload]
+
+
+@scenario
 def flat_state() -> Any:
     from flodl.distributed import Averager, FlatState, Row
     from flodl.train import ranks

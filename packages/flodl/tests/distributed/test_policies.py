@@ -132,6 +132,10 @@ def test_sparse_gradients(results: Results) -> None:
     close(same(results, "sparse_embedding"), model)
 
 
+def test_other_memory_formats(results: Results) -> None:
+    assert not same(results, "channels_last")["1.weight"].is_contiguous()
+
+
 def test_nan_on_one_rank_does_not_reach_the_others(results: Results) -> None:
     for case in results[0]["nan_on_one_rank"]:
         first, second = (r["nan_on_one_rank"][case]["state"] for r in results)

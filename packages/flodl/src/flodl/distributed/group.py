@@ -131,12 +131,10 @@ class Group:
     def broadcast(self, tensor: Tensor, source: int) -> None:
         """Everybody gets the tensor of rank `source`."""
         with self.losses():
-            if self._staged and tensor.is_cuda:
-                host = tensor.cpu()
-                dist.broadcast(host, source)
-                tensor.copy_(host)
-            else:
-                dist.broadcast(tensor, source)
+            sent = tensor.cpu() if self._staged and tensor.is_cuda else tensor.contiguous()
+            dist.broadcast(sent, source)
+            if sent is not tensor:
+                tensor.copy_(sent)
 
     def gather(self, value: Any) -> list[Any]:
         """Everybody's value by rank; anything that can be pickled."""

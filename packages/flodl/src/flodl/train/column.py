@@ -345,6 +345,7 @@ class Column(ABC):
         self.go_on(state["position"], [(a, b) for a, b in state["pool"]])
         others = state["others"]
         if len(others) == self.size:
+            self.others = others
             self.fit.ledger.meter.load(others[self.rank]["meter"])
             self._kept_rng = others[self.rank]["rng"]
         elif others:
@@ -375,6 +376,7 @@ class Column(ABC):
             except RankLost:
                 continue
         self.changed(before)
+        self.others = None
         if self.rank == 0:
             self.fit.lead()
         lost = group.lost
@@ -390,6 +392,7 @@ class Column(ABC):
         self.joins = joins
         before = self.group.admit(count)
         self.changed(before)
+        self.others = None
         newcomers = tuple(rank for rank, was in enumerate(before) if was is None)
         self.share_state(newcomers=newcomers)
         if newcomers:
