@@ -130,3 +130,9 @@ def test_batches_are_on_the_gpu() -> None:
         assert loader.resident is resident
         assert all(x.is_cuda and y.is_cuda for x, y in loader.epoch(0))
         assert seen(loader, 2) == seen(Loader(numbers(50, True), 8), 2)
+
+
+def test_nothing_is_left_after_an_epochs_last_sample() -> None:
+    loader = Loader((torch.arange(12.0), torch.arange(12)), 4)
+    assert list(loader.epoch(0, start=12)) == []
+    assert sum(1 for _ in loader.epoch(0, start=8)) == 1

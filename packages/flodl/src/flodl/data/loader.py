@@ -281,6 +281,8 @@ class Loader:
 
     def _resident(self, order: Tensor) -> Iterator[tuple[Batch, int]]:
         fetch, size, now = self.dataset.fetch, self.batch_size, time.perf_counter
+        if not len(order):  # of which split() would make one empty batch
+            return
         for part in order.to(self.device).split(_SPLIT * size):  # type: ignore[no-untyped-call]
             for index in part.split(size):
                 begun = now()
