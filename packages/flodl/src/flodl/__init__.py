@@ -6,9 +6,15 @@ Names are imported at their first use, so that what needs no torch (`flodl.monit
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+try:  # before the program goes elsewhere: on several devices it is started there once more for each
+    _started_in: str | None = os.getcwd()
+except FileNotFoundError:
+    _started_in = None
 
 if TYPE_CHECKING:
     from flodl import checkpoint, data, distributed, hf, monitor

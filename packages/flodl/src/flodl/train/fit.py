@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import atexit
 import copy
-import signal
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,7 +30,7 @@ from flodl.train.metrics import Weight
 from flodl.train.nonfinite import NonFinite
 from flodl.train.ranks import column_of
 from flodl.train.run import Run
-from flodl.train.signals import Interruption
+from flodl.train.signals import Interruption, leave
 from flodl.train.update import Update, rates
 
 if TYPE_CHECKING:
@@ -486,13 +484,13 @@ class Fit:
             run.terminal.note(f"{where}; nothing saved")
         self.over = True
         self.finish("stopped")
-        _leave(number)
+        leave(number)
 
     def leave_if_asked(self) -> None:
         """A signal has arrived when training was over: nothing is lost, but the program ends."""
         if number := self.interruption.signal:
             self.interruption.signal = 0
-            _leave(number)
+            leave(number)
 
     # -- averaged weights
 
@@ -517,10 +515,3 @@ class Fit:
             forward = self.trainer.train_fn
             update_batch_norm(self.trainer.model, (batch for batch, _ in self.loader.counted(0)), forward=forward)
         self.run.say(f"the model has the mean of the weights of its last {swa.updates} epochs (swa_epochs)")
-
-
-def _leave(number: int) -> NoReturn:
-    """End the program as the signal wants it; in a notebook, only the cell."""
-    if number == signal.SIGINT and (hasattr(sys, "ps1") or "ipykernel" in sys.modules):
-        raise KeyboardInterrupt
-    raise SystemExit(128 + number)

@@ -48,6 +48,7 @@ class TrainHandle:
     def __init__(self, trainer: Trainer, train: Callable[[], None]) -> None:
         self._trainer = trainer
         self._error: BaseException | None = None
+        self._ended = threading.Event()  # Thread.join() believes that a thread has ended when Ctrl-C interrupts it
         trainer.interruption.install()
         atexit.register(self._tell)
         self._thread = threading.Thread(target=self._run, args=(train,), name="flodl training")
@@ -66,7 +67,7 @@ class TrainHandle:
         """Where training stands; does not wait."""
         trainer, history = self._trainer, self._trainer.history
         state: Literal["running", "finished", "stopped", "failed"]
-        if self._thread.is_alive():
+        if not self._ended.is_set():
             state = "running"
         elif self._error is not None:
             state = "stopped" if isinstance(self._error, (SystemExit, KeyboardInterrupt)) else "failed"
@@ -82,14 +83,14 @@ class TrainHandle:
     def join(self) -> TrainedState:
         """Wait for the end. Raises what training raised; after Ctrl-C, exits with 130."""
         try:
-            while self._thread.is_alive():
-                self._thread.join(0.1)  # in slices: a signal handler runs between them
-        except KeyboardInterrupt:  # the second Ctrl-C
+            while not self._ended.wait(0.1):  # in slices: a signal handler runs between them
+                pass
+        except KeyboardInterrupt:  # the second Ctrl-C, or a notebook's, which has a handler of its own for each cell
             self._trainer.stop()
-            self._thread.join()
+            self._ended.wait()
             raise
         finally:
-            if not self._thread.is_alive():
+            if self._ended.is_set():
                 self._trainer.interruption.restore()
         atexit.unregister(self._tell)
         if self._error is not None:
@@ -111,6 +112,7 @@ class TrainHandle:
             self._error = error
         finally:
             self._trainer.interruption.over = True
+            self._ended.set()
 
     def _tell(self) -> None:
         """At the program's end: an error that no join() raised is not lost."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
 import json
+import os
 import pickle
 import signal
 import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -19,7 +22,8 @@ import torch
 from flodl.distributed.launch import Ranks
 from flodl.errors import DistributedError
 from flodl.train.handle import Progress, TrainedState
-from flodl.train.worker import ERROR, PROGRESS, RESULT, STOP
+from flodl.train.signals import leave
+from flodl.train.worker import COMMAND, ERROR, PROGRESS, RESULT, STOP
 
 if TYPE_CHECKING:
     from flodl.train.builder import TrainerBuilder
@@ -37,20 +41,20 @@ class RemoteHandle:
     """
 
     def __init__(self, builder: TrainerBuilder, devices: Sequence[torch.device]) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="flodl-")
-        payload = Path(self._folder.name) / "builder.pkl"
-        payload.write_bytes(pickle.dumps({"path": sys.path, "builder": cloudpickle.dumps(builder)}))
+        pickled = cloudpickle.dumps(builder)
         self._progress: dict[str, Any] = {"epoch": 0, "step": 0, "history": []}
         self._ranks: Ranks | None = None
-        self._problem: BaseException | None = None
+        self._error: BaseException | None = None
+        self._result: TrainedState | None = None
         self._state: Literal["running", "finished", "stopped", "failed"] = "running"
         self._before: dict[int, Any] = {}
-        started = threading.Event()
+        self._ended, started = threading.Event(), threading.Event()
         # The processes end with the thread that started them, so that one waits for them.
-        self._thread = threading.Thread(target=self._watch, args=(payload, devices, started), name="flodl ranks")
+        self._thread = threading.Thread(target=self._run, args=(pickled, devices, started), name="flodl ranks")
         self._thread.start()
         started.wait()
-        if self._problem is None and threading.current_thread() is threading.main_thread():
+        atexit.register(self._tell)
+        if not self._ended.is_set() and threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._before[number] = signal.signal(number, self._pass_on)
 
@@ -66,73 +70,104 @@ class RemoteHandle:
 
     def stop(self) -> None:
         """End training at the ranks' next meeting; its state is saved."""
-        if self._ranks and self._thread.is_alive():
+        if self._ranks and not self._ended.is_set():
             self._ranks.store.set(STOP, "1")
 
     def join(self) -> TrainedState:
         """Wait for the end. Returns what all ranks have in common. Raises what training raised; after Ctrl-C, exits
         with 130."""
         try:
-            while self._thread.is_alive():
-                self._thread.join(0.1)  # in slices: a signal handler runs between them
+            while not self._ended.wait(0.1):  # in slices: a signal handler runs between them
+                pass
+        except KeyboardInterrupt:  # a notebook has a handler of its own for each cell
+            self._pass_on(signal.SIGINT)
+            self._ended.wait()
+            raise
         finally:
-            if not self._thread.is_alive():
-                for number, handler in self._before.items():
-                    signal.signal(number, handler)
-                self._before = {}
-        try:
-            if self._problem is not None:
-                raise self._problem
-            assert self._ranks is not None
-            first = self._ranks.failed[0] if self._ranks.failed else 0  # the others only tell that it failed
-            for rank in (first, *range(len(self._ranks.processes))):
-                file = self._file(f"{ERROR}{rank}")
-                if file.exists():
-                    error, text = pickle.loads(file.read_bytes())
-                    raise error from DistributedError(f"on rank {rank}:\n{text}")
-            if self._ranks.signal:
-                _leave(self._ranks.signal)
-            if not self._file(RESULT).exists():
-                raise DistributedError(self._ranks.verdict() or "no rank has come to the end of the training")
-            found = torch.load(self._file(RESULT), weights_only=True)
-            found["folder"] = found["folder"] and Path(found["folder"])
-            return TrainedState(**found)
-        finally:
-            self._folder.cleanup()
+            if self._ended.is_set():
+                self._restore()
+        atexit.unregister(self._tell)
+        if self._error is not None:
+            raise self._error
+        if self._ranks and self._ranks.signal:
+            leave(self._ranks.signal)
+        assert self._result is not None
+        return self._result
 
-    def _file(self, name: str) -> Path:
-        return Path(self._folder.name) / name
-
-    def _pass_on(self, number: int, _frame: Any) -> None:
-        if self._ranks:
+    def _pass_on(self, number: int, _frame: Any = None) -> None:
+        if self._ranks and not self._ended.is_set():
             self._ranks.pass_on(number)
+        elif self._before:  # training is over: the signal means again what it meant before
+            self._restore()
+            os.kill(os.getpid(), number)
 
-    def _watch(self, payload: Path, devices: Sequence[torch.device], started: threading.Event) -> None:
+    def _restore(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in self._before.items():
+                signal.signal(number, handler)
+            self._before = {}
+
+    def _run(self, pickled: bytes, devices: Sequence[torch.device], started: threading.Event) -> None:
         try:
-            self._ranks = ranks = Ranks([sys.executable, "-m", "flodl.train.worker", str(payload)], devices)
-        except BaseException as error:
-            self._problem = error
-            return
+            self._watch(pickled, devices, started)
+        except BaseException as error:  # join() raises it in the caller's thread
+            self._error, self._state = error, "failed"
         finally:
             started.set()
-        try:
-            main = threading.main_thread()
-            while ranks.running():
-                if ranks.store.check([PROGRESS]):
-                    self._progress = json.loads(ranks.store.get(PROGRESS))
-                if not main.is_alive() and sys.exc_info()[0] is None and getattr(sys, "last_value", None) is not None:
-                    ranks.close()  # the program has failed, and nobody waits for the training
-                time.sleep(_LOOK_SECONDS)
+            self._ended.set()
+
+    def _watch(self, pickled: bytes, devices: Sequence[torch.device], started: threading.Event) -> None:
+        with tempfile.TemporaryDirectory(prefix="flodl-", ignore_cleanup_errors=True) as name:
+            folder = Path(name)
+            payload = folder / "builder.pkl"
+            payload.write_bytes(pickled)
+            path = [p for p in sys.path if isinstance(p, str)]
+            self._ranks = ranks = Ranks([sys.executable, *COMMAND, str(payload), *path], devices, scratch=name)
+            started.set()
+            try:
+                self._accompany(ranks)
+            finally:
+                ranks.close()
+            self._error = _error_of(ranks, folder)
+            if self._error is not None:
+                self._state = "failed"
+            elif ranks.signal:
+                self._state = "stopped"
+            else:
+                found = torch.load(folder / RESULT, weights_only=True)
+                self._result = TrainedState(**{**found, "folder": found["folder"] and Path(found["folder"])})
+                self._state = self._progress.get("state", "finished")
+
+    def _accompany(self, ranks: Ranks) -> None:
+        """Until the ranks have ended."""
+        running = True
+        main = threading.main_thread()
+        while running:
+            running = ranks.running()
             if ranks.store.check([PROGRESS]):
                 self._progress = json.loads(ranks.store.get(PROGRESS))
-        finally:
-            ranks.close()
-        failed = ranks.failed or not self._file(RESULT).exists()
-        self._state = "stopped" if ranks.signal else "failed" if failed else self._progress.get("state", "finished")
+            if not main.is_alive() and getattr(sys, "last_value", None) is not None:
+                ranks.pass_on(signal.SIGTERM)  # the program has failed, and nobody waits for the training
+                return
+            time.sleep(_LOOK_SECONDS)
+
+    def _tell(self) -> None:
+        """At the program's end: an error that no join() raised is not lost."""
+        if isinstance(self._error, Exception):
+            print("flodl: training failed, and join() was never called:", file=sys.stderr)
+            traceback.print_exception(self._error)
 
 
-def _leave(number: int) -> None:
-    """End the program as the signal wants it; in a notebook, only the cell."""
-    if number == signal.SIGINT and (hasattr(sys, "ps1") or "ipykernel" in sys.modules):
-        raise KeyboardInterrupt
-    raise SystemExit(128 + number)
+def _error_of(ranks: Ranks, folder: Path) -> Exception | None:
+    """What the first rank to fail has raised; the others only tell that it failed."""
+    first = ranks.failed[0] if ranks.failed else 0
+    for rank in (first, *range(len(ranks.processes))):
+        file = folder / f"{ERROR}{rank}"
+        if file.exists():
+            error, text = pickle.loads(file.read_bytes())
+            error.__cause__ = DistributedError(f"on rank {rank}:\n{text}")
+            assert isinstance(error, Exception)
+            return error
+    if ranks.signal or (folder / RESULT).exists():
+        return None
+    return DistributedError(ranks.verdict() or "no rank has come to the end of the training")

@@ -9,9 +9,9 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
-__all__ = ["Interruption"]
+__all__ = ["Interruption", "leave"]
 
 
 class Interruption:
@@ -56,3 +56,10 @@ class Interruption:
             raise KeyboardInterrupt
         self.signal = number
         print("\nstopping after this step; once more stops at once", file=sys.stderr, flush=True)
+
+
+def leave(number: int) -> NoReturn:
+    """End the program as the signal wants it; at a prompt or in a notebook, only what was entered."""
+    if number == signal.SIGINT and hasattr(sys, "ps1"):
+        raise KeyboardInterrupt
+    raise SystemExit(128 + number)

@@ -1,4 +1,4 @@
-"""What runs on each device when `Trainer.builder` trains on several: `python -m flodl.train.worker PAYLOAD`."""
+"""What runs on each device when `Trainer.builder` trains on several. It is started by `COMMAND`, payload, parent's `sys.path`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,12 @@ import torch
 from flodl.distributed.environment import Place
 from flodl.train.handle import TrainHandle
 
-__all__ = ["ERROR", "PROGRESS", "RESULT", "STOP"]
+__all__ = ["COMMAND", "ERROR", "PROGRESS", "RESULT", "STOP"]
+
+# Not `-m`: that would import what lies in the current folder instead of what the parent has.
+COMMAND = (
+    "-c", "import sys; sys.path[:] = sys.argv[2:]; del sys.argv[2:]; from flodl.train.worker import main; main()"
+)  # fmt: skip
 
 PROGRESS, STOP = "progress", "stop"  # in the launcher's store
 RESULT, ERROR = "result.pt", "error."  # beside the payload
@@ -27,10 +32,7 @@ def main() -> None:
     payload = Path(sys.argv[1])
     rank = int(os.environ["RANK"])
     try:
-        loaded = pickle.loads(payload.read_bytes())
-        sys.path[:] = loaded["path"]
-        builder = pickle.loads(loaded["builder"])
-        handle = builder.run_here()
+        handle = pickle.loads(payload.read_bytes()).run_here()
         _accompany(handle)
         state = handle.join()
         if handle.trainer.rank == 0:
@@ -69,7 +71,3 @@ def _accompany(handle: TrainHandle) -> None:
             stopping = True
             handle.stop()
         time.sleep(_LOOK_SECONDS)
-
-
-if __name__ == "__main__":
-    main()
