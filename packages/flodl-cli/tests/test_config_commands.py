@@ -87,7 +87,10 @@ def test_json_has_place_and_chain_of_every_leaf(fdl: Fdl, tmp_path: Path) -> Non
         "line": 3,
         "column": 12,
         "text": "fdl.ci.yml:3",
-        "chain": [{"value": "nccl", "file": str(tmp_path / "fdl.yml"), "line": 9, "column": 12, "text": "fdl.yml:9"}],
+        "chain": [
+            {"value": "auto", "file": None, "line": None, "column": None, "text": "default"},
+            {"value": "nccl", "file": str(tmp_path / "fdl.yml"), "line": 9, "column": 12, "text": "fdl.yml:9"},
+        ],
     }
     assert [c["text"] for c in shown["origins"]["training.batch_size"]["chain"]] == ["default"]
 
