@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -165,10 +166,18 @@ def test_a_signal_saves_says_how_to_resume_and_that_works(
         trainings[name] = subprocess.Popen(
             command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
-    for process in trainings.values():
+
+    def interrupt(process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
         process.stdout.readline()  # the first epoch is done
         process.send_signal(number)
+
+    # at once: while one process begins, the other might have trained all of its epochs
+    waiting = [threading.Thread(target=interrupt, args=(process,)) for process in trainings.values()]
+    for thread in waiting:
+        thread.start()
+    for thread in waiting:
+        thread.join()
     for name, process in trainings.items():
         outputs[name], err = process.communicate(timeout=60)
         assert process.returncode == 128 + number, err
