@@ -38,9 +38,17 @@ def noisy(model: nn.Module, batch: Any) -> dict[str, Tensor]:
 
 
 def run(
-    *, batches: int | None = None, evaluations: int | None = None, form: str = "step", **settings: Any
+    *,
+    batches: int | None = None,
+    evaluations: int | None = None,
+    form: str = "step",
+    aside: bool = False,
+    **settings: Any,
 ) -> tuple[fl.Trainer, Last]:
-    """Three epochs of 5 batches in windows of 3; the signal comes after `batches` batches, or in an evaluation."""
+    """Three epochs of 5 batches in windows of 3; the signal comes after `batches` batches, or in an evaluation.
+
+    aside: the loop evaluates after each batch by itself.
+    """
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Dropout(0.3), nn.Linear(16, 4))
     data = fl.data.Tensors(torch.randn(38, 8), torch.randint(4, (38,)))
@@ -74,6 +82,8 @@ def run(
                 else:
                     loss.backward()
                     trainer.step(own=loss.detach())
+                if aside:
+                    trainer.evaluate(test, noisy, name="aside", batch_size=4)
     return trainer, last
 
 
@@ -141,6 +151,13 @@ def test_a_signal_in_an_evaluation(evaluations: int, unbroken: dict[str, Any]) -
     folder = broken_off(evaluations=evaluations)
     torch.rand(50)
     assert_same(everything(*run(resume=str(folder))), unbroken)
+
+
+def test_a_signal_in_the_epochs_evaluation_after_one_that_the_loop_made_itself() -> None:
+    how: dict[str, Any] = {"aside": True, "evaluate_steps": None, "accumulate": 1}
+    whole = everything(*run(folder="whole", **how))
+    folder = broken_off(evaluations=1, **how)
+    assert_same(everything(*run(resume=str(folder), **how)), whole)
 
 
 def test_twice_and_with_the_loops_own_backward() -> None:

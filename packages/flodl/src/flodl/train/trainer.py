@@ -337,7 +337,7 @@ class Trainer:
                     if fit.untrained and (why := stepper.explain_labels(batch)):
                         print(f"flodl: {why}", file=sys.stderr, flush=True)
                     raise
-                if fit.untrained:  # the loop took no step for it
+                if fit.untrained or fit.evaluations.before:  # no step was taken for it, or an evaluation followed
                     fit.count_samples()
                 if labels.watching:
                     labels.stop()
