@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from multiprocessing import resource_tracker
 from pathlib import Path
 
 import hypothesis
@@ -56,7 +57,10 @@ def _sockets() -> set[tuple[object, ...]]:
 
 
 def _children() -> set[int]:
-    return {p.pid for p in psutil.Process().children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE}
+    # Python's own keeper of semaphores, started by the first spawned process, stays for the whole process and is shared.
+    tracker = resource_tracker._resource_tracker._pid  # type: ignore[attr-defined]
+    running = {p.pid for p in psutil.Process().children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE}
+    return running - {tracker}
 
 
 def _settled(before: set[object], now: object, seconds: float = 2.0) -> set[object]:
