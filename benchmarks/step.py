@@ -3,7 +3,8 @@
 Each round times every form once, in alternating order, on copies of the same model and data. Ratios are of the plain loop's
 time to the form's (above 1: faster), medians over the rounds with the median distance from them. `auto` is what
 `Trainer(step="auto")` chose, after its trials. Peak memory, the first step and a whole run of 1,000 steps (fewer where they
-are long) are measured in processes of their own. `publish` writes `results/step.{json,md,svg}`.
+are long) are measured in processes of their own. `publish` writes `results/step.{json,md,svg}` after each model; with
+`--models` it replaces these models in what the same machine, versions and threads have written.
 """
 
 from __future__ import annotations
@@ -163,11 +164,11 @@ def in_a_process(*arguments: str) -> Row:
 def of_model(name: str, options: argparse.Namespace, rounds: int) -> Row:
     common = ["--threads", str(options.threads)] if options.threads else []
     row = in_a_process(options.form, "--one", name, "--rounds", str(rounds), *common)
-    length = 20.0 if options.form == "publish" else 4.0
+    length = 12.0 if options.form == "publish" else 4.0
     steps = max(12, min(1000, int(length * 1e3 / row["plain_ms"])))
     row["alone"] = {}
     for mode in ("plain", "eager+fused+onednn", USERS, "whole", "auto"):
-        few = min(steps, 30) if mode not in ("plain", "auto") else steps
+        few = min(steps, 12) if mode not in ("plain", "auto") else steps
         row["alone"][mode] = in_a_process(options.form, "--alone", name, "--mode", mode, "--steps", str(few), *common)
     return row
 
@@ -250,17 +251,32 @@ def main() -> None:
         "rounds": rounds,
         "models": {},
     }
+    if options.form == "publish" and options.models:
+        results["models"] = published(results["environment"])
     for number, name in enumerate(names, start=1):
         print(f"[{number}/{len(names)}] {name}", file=sys.stderr, flush=True)
         results["models"][name] = of_model(name, options, rounds)
-    text = markdown(results)
-    print(text)
-    if options.form == "publish":
-        rows = {
-            m: {mode: r["forms"][mode]["ratio"] for mode in (USERS, "eager+fused+onednn", "whole+onednn", "auto")}
-            for m, r in results["models"].items()
-        }
-        bench.write("step", results, text, bench.chart("The training step", rows))
+        if options.form == "publish":
+            publish(results)
+    print(markdown(results))
+
+
+def published(environment: Row) -> Row:
+    """The models that were written on the same machine, with the same versions and threads."""
+    path = bench.RESULTS / "step.json"
+    earlier: Row = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"environment": {}}
+    same = all(earlier["environment"].get(k) == environment[k] for k in ("machine", "versions", "threads", "python"))
+    models: Row = earlier["models"] if same else {}
+    return models
+
+
+def publish(results: Row) -> None:
+    results["models"] = {name: results["models"][name] for name in EVERYTHING if name in results["models"]}
+    rows = {
+        m: {mode: r["forms"][mode]["ratio"] for mode in (USERS, "eager+fused+onednn", "whole+onednn", "auto")}
+        for m, r in results["models"].items()
+    }
+    bench.write("step", results, markdown(results), bench.chart("The training step", rows))
 
 
 if __name__ == "__main__":
