@@ -75,6 +75,30 @@ def test_bad_input() -> None:
             simulate("3090", **{"step_ms": 1, "parameters": 1, **given})
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("step_ms", float("inf")), ("parameters", float("nan")), ("overhead_target", 0), ("max_anchor", 0), ("seed", -1),
+        ("jitter", -1), ("stall", 2), ("per_host", 0), ("meetings", 0), ("batch_size", 0), ("failures", 2),
+    ],
+)  # fmt: skip
+def test_numbers_that_cannot_be(name: str, value: float) -> None:
+    with pytest.raises(fl.ConfigError, match=f"{name} is {value}; "):
+        simulate("2x1", **{"step_ms": 1, "parameters": 1, name: value})  # type: ignore[arg-type]
+
+
+def test_speeds_that_cannot_be() -> None:
+    for speeds in ([], [1.0, 0.0], [1.0, -1.0], [float("nan")]):
+        with pytest.raises(fl.ConfigError, match="a speed above 0"):
+            simulate(speeds, step_ms=1, parameters=1)
+
+
+def test_more_ranks_are_lost_than_there_are_meetings() -> None:
+    found = simulate([1.0] * 64, step_ms=50, parameters=1e6, network="10GbE", meetings=8, failures=60)
+    assert found.lost == 60
+    assert 0 < found.efficiency < 1
+
+
 def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--devices", "4x3090, 2x1060", "--step-ms", "120", "--parameters", "25M", "--network", "1GbE"]
     assert cli.main(words) == 0

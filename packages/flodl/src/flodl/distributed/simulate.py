@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -92,6 +93,28 @@ def exchange_seconds(ranks: int, numbers: float, network: str | tuple[float, flo
 
 _HOT_MS, _STALL_MS = 30_000.0, 1000.0
 
+_ABOVE_0: tuple[Callable[[float], bool], str] = (lambda x: 0 < x < math.inf, "a number above 0")
+_FROM_0: tuple[Callable[[float], bool], str] = (lambda x: 0 <= x < math.inf, "a number of at least 0")
+_CHANCE: tuple[Callable[[float], bool], str] = (lambda x: 0 <= x <= 1, "between 0 and 1")
+_COUNT: tuple[Callable[[float], bool], str] = (lambda x: 1 <= x < math.inf, "at least 1")
+_NEEDS = {
+    "step_ms": _ABOVE_0, "parameters": _ABOVE_0, "jitter": _FROM_0, "recovery_s": _FROM_0, "failures": _FROM_0, "seed": _FROM_0,
+    "stall": _CHANCE, "throttle": _CHANCE, "batch_size": _COUNT, "meetings": _COUNT, "max_anchor": _COUNT, "per_host": _COUNT,
+    "overhead_target": (lambda x: 0 < x < 1, "above 0 and below 1"),
+}  # fmt: skip
+
+
+def _check(speeds: Sequence[float], **given: float) -> None:
+    """Raises ConfigError for the first setting that cannot be simulated."""
+    for name, value in given.items():
+        possible, needs = _NEEDS[name]
+        if not possible(value):
+            raise ConfigError(f"{name} is {value}; it must be {needs}")
+    if not speeds or not all(0 < speed < math.inf for speed in speeds):
+        raise ConfigError("a simulation needs at least one device, each of a speed above 0")
+    if given["failures"] >= len(speeds):
+        raise ConfigError(f"failures is {given['failures']}; of {len(speeds)} devices at least one has to be left")
+
 
 class _World:
     """Devices whose batches take a little more or less each time, that stall now and then and throttle when hot."""
@@ -154,7 +177,7 @@ def simulate(
     parts in proportion to speed; "hierarchical" averages among the `per_host` ranks of a host at each meeting, and over
     hosts at every fourth.
 
-    Raises ConfigError for devices, a network or a policy that is not known.
+    Raises ConfigError for devices, a network or a policy that is not known, and for numbers that cannot be.
     """
     speeds = parse_fleet(devices) if isinstance(devices, str) else list(map(float, devices))
     if policy not in POLICIES:
@@ -162,14 +185,15 @@ def simulate(
     for name in (network, within_host):
         if name not in NETWORKS:
             raise ConfigError(f"there is no network {name!r}.{nearest(name, NETWORKS)}")
-    if not speeds or not step_ms > 0 or not parameters > 0:
-        raise ConfigError("a simulation needs at least one device, and step_ms and parameters above 0")
+    _check(
+        speeds, step_ms=step_ms, parameters=parameters, batch_size=batch_size, meetings=meetings, max_anchor=max_anchor,
+        overhead_target=overhead_target, jitter=jitter, stall=stall, throttle=throttle, failures=failures,
+        recovery_s=recovery_s, per_host=per_host, seed=seed,
+    )  # fmt: skip
     world = _World([step_ms / speed for speed in speeds], seed, jitter, stall, throttle)
     whole = sum(1.0 / ms for ms in world.ms)  # batches a millisecond
     rng = np.random.default_rng(seed + 1)
-    loss_at = set(
-        rng.choice(np.arange(meetings // 4, meetings), min(failures, len(speeds) - 1), replace=False).tolist()
-    )
+    losses = Counter(rng.integers(meetings // 4, meetings, failures).tolist())  # by meeting; several may be lost in one
 
     def comm() -> float:
         return 1e3 * exchange_seconds(len(world.ms), parameters, network)
@@ -217,7 +241,7 @@ def simulate(
             if policy != "async" or len(waiting) > 1:  # what a travelling average tells is known one window later
                 planner.observe(*waiting.pop(0))
             anchor = planner.anchor
-        if number in loss_at and len(world.ms) > 1:
+        for _ in range(losses[number]):
             gone = int(rng.integers(len(world.ms)))
             capacity += whole * (float(now.max()) - at)
             at = float(now.max())
