@@ -14,6 +14,7 @@ from torch.optim import LBFGS, Optimizer
 from flodl.data import Loader, Position
 from flodl.data.batch import leaves
 from flodl.errors import DataError, TrainingError
+from flodl.train.hooks import OwnHook
 
 __all__ = ["OutputWatch", "check_gradients", "check_loss", "check_optimizer"]
 
@@ -63,7 +64,7 @@ class FirstForward:
 
     def __init__(self, model: nn.Module, samples: int, batch_size: int) -> None:
         self.outputs: int | None = None
-        self._hooks = [model.register_forward_hook(self._see_outputs)]
+        self._hooks = [model.register_forward_hook(OwnHook(self._see_outputs))]
         if (samples % batch_size or batch_size) == 1:
             self._why = (
                 "batches of 1"
@@ -75,7 +76,7 @@ class FirstForward:
             )
             for name, module in model.named_modules():
                 if isinstance(module, _BatchNorm):
-                    self._hooks.append(module.register_forward_pre_hook(partial(self._see_batch_norm, name)))
+                    self._hooks.append(module.register_forward_pre_hook(OwnHook(partial(self._see_batch_norm, name))))
 
     def close(self) -> None:
         """Take the hooks off the model."""

@@ -70,7 +70,7 @@ class Fit:
         self.lead_as: RunConfig | None = None
         """The configuration of the first rank, where this is another one: it has no output of its own."""
         self.folder_of_run: str | None = None
-        self.begun = False
+        self.begun = self.closed = False
         self.stopping = False
         self.over = False
         """Saved and ended, by a signal or by policy."""
@@ -168,6 +168,15 @@ class Fit:
                 self.config = without_output(self.config)
                 self.run.terminal.note(f"warning: this run is no longer recorded: {error}")
 
+    def _go_on_with_run(self) -> None:
+        """After an end (of an earlier call of `epochs()`, by Ctrl-C in a notebook) the run's record goes on, too."""
+        self.over = False
+        old = self._run
+        if old and old.over:
+            old.close()
+            self.keeper.resumed, self.keeper.resumed_at, self.keeper.mark = old.folder, self.step, None
+            self._run = None
+
     def stream_position(self) -> int:
         """How many samples of the stream of all epochs were handed out."""
         samples = self.loader.samples if self.loader else None
@@ -176,11 +185,14 @@ class Fit:
     def begin(self, total_epochs: int | None) -> None:
         """Before the first update of this process, or of another call of `epochs()`."""
         training = self.config.training
+        if self.closed:
+            raise TrainingError("this trainer is closed: make another one with Trainer.setup")
         if training.swa_epochs and total_epochs is None:
             raise ConfigError("training.swa_epochs averages the last epochs: epochs() needs to know their number")
         if training.evaluate_steps and not self.evaluations.planned:
             self.run.say("evaluate_steps: nothing is evaluated, because trainer.plan_evaluation(...) was not called")
         self.total_epochs = total_epochs
+        self._go_on_with_run()
         self.begun, self.stopping, self._reached = True, False, False
         self._began_at = time.monotonic()
         self.enter()
@@ -265,6 +277,9 @@ class Fit:
         self._busy = True
         if self.update.scheduler:
             self.ledger.rate(self.step, self._rates_used()[0])
+            if self.update.news:
+                self.run.warn(self.update.news, self.step)
+                self.update.news = None
         if self.callbacks.listening("on_step_end"):
             plain = {name: v.detach() if isinstance(v, torch.Tensor) else v for name, v in metrics.items()}
             self.tell("on_step_end", plain)

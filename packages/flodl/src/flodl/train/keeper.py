@@ -118,11 +118,15 @@ class Keeper:
     def compare_recipe(self, saved: str | None) -> None:
         """A run that goes on in another fixed way agrees with the unbroken one to rounding only, which is to be said."""
         training = self._fit.config.training
-        if saved is not None and (training.step != "auto" or training.deterministic):
-            now = str(Recipe() if training.deterministic else Recipe.parse(training.step))
-            if now != saved:
-                line = f"the checkpoint's steps were taken by {saved}, this run's are by {now}: they agree to rounding"
-                self._fit.notes.append(line)
+        if saved is None:
+            return
+        before = f"the checkpoint's steps were taken by {saved}"
+        if training.step == "auto" and not training.deterministic:
+            self._fit.notes.append(
+                f'{before}, this run\'s are by what is fastest: to rounding, or to the bit by step="{saved}"'
+            )
+        elif saved != (now := str(Recipe() if training.deterministic else Recipe.parse(training.step))):
+            self._fit.notes.append(f"{before}, this run's are by {now}: they agree to rounding")
 
     def _as_given(self) -> AbstractContextManager[None]:
         """The optimizer as the user made it."""

@@ -38,6 +38,8 @@ class Run:
     ) -> None:
         output = config.output
         self._quiet = output.quiet
+        self.over = False
+        """Its end was recorded; a training that goes on after it opens the run again."""
         self.terminal = Terminal(total_epochs, quiet=output.quiet)
         self.recorder: Recorder | None = None
         self.folder: Path | None = None
@@ -116,6 +118,7 @@ class Run:
 
     def finish(self, state: Literal["finished", "stopped", "failed"], error: str | None = None) -> None:
         """End the run: everything committed, no thread left."""
+        self.over = True
         self.terminal.close()
         if self._drawing:
             self._drawing.join()

@@ -13,6 +13,7 @@ from flodl.train.checks import OutputWatch, check_gradients, check_loss
 from flodl.train.compiled import TrainFn, split_result
 from flodl.train.engine import StepEngine
 from flodl.train.fit import Fit
+from flodl.train.hooks import OwnHook
 from flodl.train.metrics import Weight
 
 __all__ = ["Stepper"]
@@ -35,6 +36,7 @@ class Stepper:
         self._update = fit.update
         self._model, self._optimizer = fit.trainer.model, fit.trainer.optimizer
         self._own = False  # the optimizer's step is ours
+        self._seen: tuple[Any, ...] | None = None  # what the model was called with, and nobody has looked at yet
         self._column = fit.column
         self._lockstep = fit.column if fit.column is not None and fit.column.lockstep else None
         self._hooks = [
@@ -42,7 +44,7 @@ class Stepper:
             self._optimizer.register_step_post_hook(self._after_optimizer_step),
         ]
         if fit.loader is None:
-            self._hooks.append(self._model.register_forward_pre_hook(self._see_batch))
+            self._hooks.append(self._model.register_forward_pre_hook(OwnHook(self._see_batch)))
 
     def begin_batch(self, batch: Any, samples: int, weight: Weight) -> None:
         """The loop gets a batch."""
@@ -52,15 +54,26 @@ class Stepper:
         """There is no batch under way."""
         self.batch, self.samples, self.weight = None, 1, 1
 
-    def step(self, loss: Tensor | None, weight: Weight, metrics: dict[str, Any]) -> None:
-        """A batch of which the loss is known, or the gradients are there."""
+    def look(self) -> None:
+        """With a loader of the user's own: the model's newest input tells how many samples the batch has."""
+        args, self._seen = self._seen, None
+        if args and isinstance(args[0], Tensor) and args[0].dim():
+            samples = args[0].shape[0]
+            self.begin_batch(args, samples, samples)
+
+    def step(self, loss: Tensor | None, weight: Weight | None, metrics: dict[str, Any]) -> None:
+        """A batch of which the loss is known, or the gradients are there. weight: None, the batch's own."""
         fit, update = self._fit, self._update
         if not fit.begun:
             fit.begin(None)
+        if self._seen is not None:
+            self.look()
+        if weight is None:
+            weight = self.weight
         if loss is not None:
             if not isinstance(loss, Tensor) or loss.dim() or not loss.requires_grad:
                 check_loss(loss, self._model)
-            metrics = {"loss": loss, **metrics}
+            metrics = {"loss": loss, **metrics} if metrics else {"loss": loss}
             if fit.nonfinite.looks and (refusal := fit.nonfinite.refusal(loss)):
                 self._leave_out(refusal, metrics, weight)
                 return
@@ -92,6 +105,7 @@ class Stepper:
             self._fit.begin(None)
         if self.engine is None:
             self.engine = self._make_engine(own_loop=False)
+        self.look()
         if not self._taken_whole(self.engine, train_fn, batch):
             with self.engine.eager():
                 self._taken_eagerly(train_fn, batch)
@@ -178,7 +192,7 @@ class Stepper:
                 raise DataError(why) from error
             raise
         check_loss(loss, self._model)
-        self.step(loss, self.weight, metrics)
+        self.step(loss, None, metrics)
 
     def _engine_after_update(self) -> None:
         """The optimizer has made an update that no graph made."""
@@ -245,6 +259,7 @@ class Stepper:
         """The loop calls `optimizer.step()` itself."""
         if self._own:
             return
+        self.look()
         fit = self._fit
         if not fit.begun:
             fit.begin(None)
@@ -262,12 +277,11 @@ class Stepper:
 
     def _after_optimizer_step(self, _optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         if not self._own:
+            self.look()
             self._update.follow()
             self._engine_after_update()
             self._fit.advance({}, None)
 
-    def _see_batch(self, _model: nn.Module, args: tuple[Any, ...]) -> None:
-        """With a loader of the user's own: the model's input tells how many samples a batch has."""
-        if self._model.training and args and isinstance(args[0], Tensor) and args[0].dim():
-            samples = args[0].shape[0]
-            self.begin_batch(args, samples, samples)
+    def _see_batch(self, model: nn.Module, args: tuple[Any, ...]) -> None:
+        if model.training:  # in each forward, so no more than this
+            self._seen = args

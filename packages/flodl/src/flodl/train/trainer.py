@@ -361,8 +361,7 @@ class Trainer:
         weight: of the batch in updates of several batches and in an epoch's means; without it, what `loss_weight` says.
         Raises `TrainingError` for a loss that cannot be trained on, and for NaN under `nan_policy="stop"`.
         """
-        stepper = self._stepper
-        stepper.step(loss, stepper.weight if weight is None else weight, metrics)
+        self._stepper.step(loss, weight, metrics)
 
     def train_step(self, train_fn: TrainFn, batch: Any) -> None:
         """One batch from `train_fn(model, batch) -> loss` or `(loss, metrics)`; what the builder calls for each batch.
@@ -374,6 +373,7 @@ class Trainer:
 
     def record(self, **metrics: Any) -> None:
         """Record numbers at the current step, weighted by the batch in the epoch's mean."""
+        self._stepper.look()
         for name, value in metrics.items():
             self._fit.ledger.meter.add(self.global_step, self._stepper.weight, name, value)
 
@@ -424,6 +424,7 @@ class Trainer:
         if fit.column and not fit.over:
             fit.column.finish()
         self._stepper.unhook()
+        fit.closed, fit.begun = True, False
         self._leave()
         if self._loader:
             self._loader.close()
@@ -455,6 +456,7 @@ class Trainer:
 
     def samples_of_update(self) -> int:
         """For the ranks' meetings: how many samples the newest update had, with a loader of the user's own."""
+        self._stepper.look()
         return self._stepper.samples * self.config.training.accumulate
 
     def _coming(self, loader: Loader) -> Iterator[tuple[Any, int]]:

@@ -66,6 +66,9 @@ class Update:
         self.scheduler = scheduler
         if scheduler is not None:
             _check_scheduler(scheduler, optimizer, training)
+        self._stepped: int | None = None  # where the schedule stood after its newest step
+        self.news: str | None = None
+        """A line to be said, to be taken by who says it."""
         self.rates: tuple[float, ...] = ()
         """Of the newest update, by group, where there is a schedule."""
         self.batches = 0
@@ -209,7 +212,13 @@ class Update:
             self.rule.ema.update()
         if self.scheduler:
             self.rates = rates(self._optimizer)
+            if self._stepped not in (None, self.scheduler.last_epoch):
+                self.news = (
+                    f"something else moved the {type(self.scheduler).__name__} from {self._stepped} to "
+                    f"{self.scheduler.last_epoch}; the trainer steps it once an update: leave out scheduler.step()"
+                )
             self.scheduler.step()
+            self._stepped = self.scheduler.last_epoch
 
     def refuse_own_step(self) -> None:
         """Raise `ConfigError` if the loop may not call `optimizer.step()` itself."""
@@ -248,7 +257,7 @@ class Update:
                 warmup_steps=training.warmup_steps,
                 min_lr_ratio=training.min_lr_ratio,
             )
-            self.scheduler = made
+            self.scheduler, self._stepped = made, None
             if self._schedule_start:
                 at = {"last_epoch": self._schedule_start, "_step_count": self._schedule_start + 1}
                 made.load_state_dict({**made.state_dict(), **at})
@@ -302,6 +311,7 @@ class Update:
             self._schedule_state = state
             return
         self.scheduler.load_state_dict(state)
+        self._stepped = None
 
     def _parameters(self) -> list[Tensor]:
         return [p for group in self._optimizer.param_groups for p in group["params"]]
