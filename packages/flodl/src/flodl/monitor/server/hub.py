@@ -1,4 +1,4 @@
-"""One look at each watched run, four times a second, for all streams together."""
+"""One look at each watched run, up to four times a second, for all streams together."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from flodl.monitor.store import RunView
 
 __all__ = ["Hub", "Watch"]
 
-_LOOK_SECONDS = 0.25
+_LOOK_SECONDS, _LONGEST_LOOK_SECONDS = 0.25, 1.0
+_SHARE = 0.01  # of a core is what following may take from a training on the same machine, else it looks less often
 _LIST_SECONDS = 2.0
 _HEARTBEAT_SECONDS = 1.0
 _THREADS = 4  # bound what requests hold in memory at once
@@ -136,6 +137,7 @@ class Hub:
 
     async def run(self) -> None:
         """Looks at the runs until `close`."""
+        spent = time.process_time()
         while not self.closing:
             if not self.readers:
                 self._needed.clear()
@@ -144,7 +146,8 @@ class Hub:
             await self._look_at_list()
             for watch in list(self._watches.values()):
                 await self.look(watch)
-            await asyncio.sleep(_LOOK_SECONDS)
+            spent, before = time.process_time(), spent  # of the last look, and of what the streams sent after it
+            await asyncio.sleep(min(max((spent - before) / _SHARE, _LOOK_SECONDS), _LONGEST_LOOK_SECONDS))
 
     def close(self) -> None:
         """Every stream ends soon."""
