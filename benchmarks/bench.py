@@ -11,16 +11,25 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 from flodl.train.machine import identity
 
 RESULTS = Path(__file__).parent / "results"
-BUSY = 0.35  # of a CPU, on average over the last minute
+BUSY, SAMPLE_SECONDS = 0.2, 3.0
+
+
+@cache
+def others() -> float:
+    """How many CPUs other programs keep busy, over a few seconds before this one computes. (The load average of a minute
+    still has the benchmark before.)"""
+    return psutil.cpu_percent(SAMPLE_SECONDS) / 100 * (psutil.cpu_count() or 1)
 
 
 def environment(packages: Sequence[str] = ()) -> dict[str, Any]:
@@ -36,7 +45,7 @@ def environment(packages: Sequence[str] = ()) -> dict[str, Any]:
         "system": platform.platform(),
         "python": platform.python_version(),
         "threads": torch.get_num_threads(),
-        "load": os.getloadavg()[0],
+        "busy_cpus": others(),
         "versions": versions,
         "settings": {k: v for k, v in os.environ.items() if k.startswith(("OMP_", "MKL_", "KMP_", "MALLOC_"))},
         "written": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
@@ -54,11 +63,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def refuse_if_busy(options: argparse.Namespace) -> None:
     """Publishing needs a machine to itself."""
-    load = os.getloadavg()[0]
-    if options.form == "publish" and load > BUSY and not options.force:
+    if options.form == "publish" and others() > BUSY and not options.force:
         sys.exit(
-            f"the load is {load:.2f}: other programs are running (see `top`), and figures taken now are not worth "
-            f"publishing. Wait until it is below {BUSY}, or give --force: the table then says so."
+            f"other programs keep {others():.2f} CPUs busy (see `top`), and figures taken now are not worth publishing. "
+            f"Wait until it is below {BUSY}, or give --force: the table then says so."
         )
 
 
@@ -83,16 +91,16 @@ def ratios(base: Sequence[float], other: Sequence[float]) -> dict[str, float]:
 def heading(title: str, command: str, env: Mapping[str, Any], rounds: int) -> list[str]:
     versions = ", ".join(f"{k} {v}" for k, v in env["versions"].items())
     busy = (
-        f" **The machine was busy (load {env['load']:.1f}): do not rely on these figures.**"
-        if env["load"] > BUSY
+        f" **The machine was busy ({env['busy_cpus']:.1f} CPUs): do not rely on these figures.**"
+        if env["busy_cpus"] > BUSY
         else ""
     )
     return [
         f"# {title}",
         "",
         (
-            f"{env['machine']}, {env['threads']} threads; Python {env['python']}, {versions}; {rounds} rounds in turns, load "
-            f"{env['load']:.2f} at the start; {env['written']}, by `{command}`.{busy}"
+            f"{env['machine']}, {env['threads']} threads; Python {env['python']}, {versions}; {rounds} rounds in turns, "
+            f"{env['busy_cpus']:.2f} CPUs busy with other programs at the start; {env['written']}, by `{command}`.{busy}"
         ),
         "",
     ]
