@@ -92,6 +92,18 @@ def test_a_killed_rank_is_missed_by_nobody(tmp_path: Path, policy: str, victim: 
     assert not left_behind(tmp_path)
 
 
+def test_a_host_loses_a_rank(tmp_path: Path) -> None:
+    fault = [[2, "kill"], 21]
+    code, output = finish(
+        start(tmp_path, devices="cpu:4", policy="cadence", hosts_every=4, hosts=2, ranks=4, anchor=1, fault=fault)
+    )
+    assert code == 0, output
+    assert ended(output)["ranks"] == 3
+    check_coverage(tmp_path, 3, 2)
+    assert len({(tmp_path / f"end.{r}").read_text() for r in (0, 1, 3)}) == 1
+    assert not left_behind(tmp_path)
+
+
 def test_below_min_ranks_training_ends_and_can_be_resumed(tmp_path: Path) -> None:
     code, output = finish(
         start(tmp_path, devices="cpu:2", policy="cadence", fault=[[1, "kill"], 30], min_ranks=2, save_steps=5)

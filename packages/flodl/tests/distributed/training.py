@@ -23,6 +23,9 @@ out, given = Path(sys.argv[1]), json.loads(sys.argv[2])
 RANK = int(os.environ.get("RANK", "0")) if "FLODL_JOIN" not in os.environ else 9
 EPOCHS = given.pop("epochs", 3)
 FAULT, AT = given.pop("fault", [None, 0])  # [rank, what], at which batch of that rank
+HOSTS = given.pop("hosts", 1)
+if HOSTS > 1:  # the first ranks are on one, the last on another
+    os.environ["FLODL_HOST"] = f"host{RANK * HOSTS // given.pop('ranks')}"
 SLOW = given.pop("batch_seconds", 0.002)
 
 

@@ -22,7 +22,8 @@ _NOTHING = 1e-12  # the weight of a rank that trained nothing: none beside other
 class Averager:
     """One sum over ranks of [weights * w | w | table]; the weights themselves are never summed in place.
 
-    So a collective that fails has changed nothing, and `buffer` holds the outcome of one that did not until the next.
+    So a collective that fails has changed nothing, and `buffer` holds the outcome of the newest one that did not: a rank that
+    has missed that can be sent it, also when this one is already in the next.
     A rank with weights that are not finite is left out, and takes the others' average.
     """
 
@@ -48,6 +49,7 @@ class Averager:
         device = self.flat.vectors[0].device if self.flat.vectors else torch.device("cpu")
         self.buffer = torch.zeros(self.flat.numel + 1 + self._table.numel, dtype=self._dtype, device=device)
         """(numbers + 1 + table,): the newest outcome, as it was summed."""
+        self._sum = torch.zeros_like(self.buffer)  # what is being summed
 
     def let_go(self) -> None:
         """Of what is under way: a rank is lost, and its outcome can only come from another one."""
@@ -68,20 +70,29 @@ class Averager:
         """Whether it is there, or lost."""
         return self._pending is not None and self._pending.is_done()
 
-    def average(self, weight: float, row: Row) -> list[Row]:
-        """Average now. Returns all ranks' rows. Raises RankLost, with the weights as they were."""
+    def average(self, weight: float, row: Row, *, in_host: bool = False) -> list[Row]:
+        """Average now. Returns all ranks' rows. Raises RankLost, with the weights as they were.
+
+        in_host: the weights of this machine's ranks only. The rows are those of all, which then know when to go on.
+        """
         self._fill(weight, row)
         started = time.perf_counter()
-        self._group.all_reduce(self.buffer)
+        if in_host:
+            n = self.flat.numel + 1
+            self._group.all_reduce(self._sum[:n], in_host=True)
+            self._group.all_reduce(self._sum[n:])
+        else:
+            self._group.all_reduce(self._sum)
+        self._swap()
         self.collective_ms = self.blocked_ms = 1e3 * (time.perf_counter() - started)
-        return self.apply()
+        return self.apply(outer=not in_host)
 
     def launch(self, weight: float, row: Row) -> None:
         """Begin to average the weights as they are now, while training goes on."""
         self._fill(weight, row)
         self._before = self.flat.copy(self._dtype)
         self._launched = time.perf_counter()
-        self._pending = self._group.all_reduce_async(self.buffer)
+        self._pending = self._group.all_reduce_async(self._sum)
 
     def finish(self) -> list[Row]:
         """Wait for what was launched, and add what the average differs from the weights that were sent."""
@@ -91,21 +102,22 @@ class Averager:
         ended = pending.wait()
         self.blocked_ms = 1e3 * (time.perf_counter() - started)
         self.collective_ms = 1e3 * (ended - self._launched)
+        self._swap()
         return self.apply()
 
     @torch.no_grad()
-    def apply(self) -> list[Row]:
-        """Take the outcome in `buffer`."""
+    def apply(self, *, outer: bool = True) -> list[Row]:
+        """Take the outcome in `buffer`. outer: with the outer step, which is for the average of all ranks."""
         n, before = self.flat.numel, self._before
         self._before = None
-        rows = self._table.read(self.buffer[n + 1 :].cpu())
+        rows = self.rows()
         total = self.buffer[n]
         if not total:  # nobody has finite weights
             return rows
         average = self.buffer[:n] / total
         own = self.flat.copy(self._dtype) if before is None else before
         self.drift = float((own - average).norm() / average.norm().clamp(min=1e-30))
-        if self.outer:
+        if self.outer and outer:
             k = self.flat.weights
             average[:k] = self.outer(average[:k])
         if before is None or not bool(torch.isfinite(own.sum())):
@@ -114,12 +126,19 @@ class Averager:
             self.flat.add(average - own)
         return rows
 
+    def rows(self) -> list[Row]:
+        """What each rank has told in the outcome in `buffer`."""
+        return self._table.read(self.buffer[self.flat.numel + 1 :].cpu())
+
     def _fill(self, weight: float, row: Row) -> None:
         n, weight = self.flat.numel, max(weight, _NOTHING)
-        if not self.flat.write(self.buffer, weight):
+        if not self.flat.write(self._sum, weight):
             weight, row = 0.0, dataclasses.replace(row, left_out=1.0)
-        self.buffer[n] = weight
-        self._table.write(self.buffer[n + 1 :], self._group.rank, row)
+        self._sum[n] = weight
+        self._table.write(self._sum[n + 1 :], self._group.rank, row)
+
+    def _swap(self) -> None:
+        self.buffer, self._sum = self._sum, self.buffer
 
     def state_dict(self) -> dict[str, Any] | None:
         """Of the outer step."""

@@ -26,7 +26,8 @@ class DdpConfig:
     anchor: batches of the slowest device between two meetings; without it, as many as keep what meeting costs at
     `overhead_target` of the time, at most `max_anchor`. divergence_threshold: distance of a replica from the average,
     relative to it, from which they meet more often. max_batch_diff: how many batches the fastest may do more than the
-    slowest between two meetings.
+    slowest between two meetings. hosts_every: under cadence, the hosts average with each other at each so many-th meeting
+    only; at the others, the devices of one host do among themselves.
     speed_hint: relative speeds by rank, until they are measured ({1: 2.3}). partition_ratios: fixed shares of the data by
     rank, instead of measured speeds.
     outer: a step of Nesterov momentum on the averaged change; True, or {"lr": 0.7, "momentum": 0.6}. lr_scale: what the
@@ -46,6 +47,7 @@ class DdpConfig:
     overhead_target: float = 0.05
     divergence_threshold: float = 0.05
     max_batch_diff: int | None = None
+    hosts_every: int = 1
     speed_hint: Mapping[int | str, float] | None = None
     partition_ratios: Sequence[float] | None = None
     outer: bool | Mapping[str, float] = False
@@ -62,10 +64,12 @@ class DdpConfig:
             if getattr(self, name) not in choices:
                 shown = ", ".join(repr(c) for c in choices if c is not None)
                 raise wrong(name, f"one of {shown}")
-        for name, least in (("max_anchor", 1), ("max_batch_diff", 0), ("min_ranks", 1)):
+        for name, least in (("max_anchor", 1), ("max_batch_diff", 0), ("hosts_every", 1), ("min_ranks", 1)):
             value = getattr(self, name)
             if value is not None and (not _is(value, int) or value < least):
                 raise wrong(name, f"an integer of at least {least}")
+        if self.hosts_every > 1 and self.policy not in ("cadence", "auto"):
+            raise wrong("hosts_every", f'1 under policy "{self.policy}": only under "cadence" hosts average less often')
         if self.anchor != "auto" and (not _is(self.anchor, int) or self.anchor < 1):
             raise wrong("anchor", 'an integer of at least 1, or "auto"')
         if not _is(self.overhead_target, float) or not 0 < self.overhead_target < 1:

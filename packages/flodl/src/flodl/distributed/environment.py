@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -11,7 +12,7 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 
 from flodl.errors import ConfigError, DistributedError
 
-__all__ = ["JOIN", "STORE", "Place", "inside_a_rank"]
+__all__ = ["JOIN", "STORE", "Place", "host_name", "inside_a_rank"]
 
 STORE = "FLODL_STORE"  # host:port of our launcher's store
 JOIN = "FLODL_JOIN"  # host:port of the store of a training to come into
@@ -90,6 +91,11 @@ def inside_a_rank() -> bool:
         return True
     ranks = env.get("WORLD_SIZE") if "RANK" in env else env.get("SLURM_NTASKS") if "SLURM_PROCID" in env else None
     return ranks is not None and ranks.isdecimal() and int(ranks) > 1
+
+
+def host_name() -> str:
+    """Ranks with the same one are on one machine. FLODL_HOST says it otherwise, where machines or parts of one are grouped."""
+    return os.environ.get("FLODL_HOST") or socket.gethostname()
 
 
 def _address(name: str) -> tuple[str, int]:

@@ -47,9 +47,14 @@ class GradientMean:
         device = tensors[0].device if tensors else torch.device("cpu")
         self._table = Table(self._group.size)
         self.buffer = torch.zeros(self._numel + self._present + 1 + self._table.numel, dtype=self._dtype, device=device)
-        """The newest outcome, as it was summed."""
+        """The newest outcome, as it was summed: a rank that has missed it can be sent it, also when this one is already in the
+        next."""
+        self._sum = torch.zeros_like(self.buffer)  # what is being summed
         self._means = torch.zeros(self._numel, dtype=self._dtype, device=device)
-        self._places = [dense_view(self.buffer, s, t) for s, t in zip(self._starts, tensors, strict=True)]
+        self._places, self._other_places = (
+            [dense_view(buffer, s, t) for s, t in zip(self._starts, tensors, strict=True)]
+            for buffer in (self._sum, self.buffer)
+        )
         self._results = [dense_view(self._means, s, t) for s, t in zip(self._starts, tensors, strict=True)]
 
     def reduce(self, weight: float | Tensor, row: Row, *, summed: bool = False) -> list[Row]:
@@ -59,13 +64,15 @@ class GradientMean:
         """
         self._fill(float(weight), row, summed)
         started = time.perf_counter()
-        self._group.all_reduce(self.buffer)
+        self._group.all_reduce(self._sum)
+        self.buffer, self._sum = self._sum, self.buffer
+        self._places, self._other_places = self._other_places, self._places
         self.collective_ms = 1e3 * (time.perf_counter() - started)
         return self.apply()
 
     @torch.no_grad()
     def _fill(self, weight: float, row: Row, summed: bool) -> None:
-        k, n, buffer = len(self._parameters), self._numel, self.buffer
+        k, n, buffer = len(self._parameters), self._numel, self._sum
         grads = [p.grad for p in self._parameters] if weight else [None] * k
         there = [(place, g) for place, g in zip(self._places[:k], grads, strict=True) if g is not None]
         if len(there) < k:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch import distributed as dist
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
-from flodl.distributed.environment import Place
+from flodl.distributed.environment import Place, host_name
 from flodl.distributed.membership import JOINS, Rendezvous, failure
 from flodl.errors import ConfigError, DistributedError
 
@@ -70,6 +70,8 @@ class Group:
         self._store = place.store(timeout)
         self._rendezvous = Rendezvous(self._store, self.uid, timeout)
         self._joins, self._looked = 0, 0.0
+        self._hosts = 0  # not known yet
+        self._in_host: Any = None  # torch's group of the ranks of this host
         if place.joining:
             self.generation, self.members = self._rendezvous.knock()
             self.uid = self._rendezvous.uid
@@ -106,15 +108,30 @@ class Group:
 
     # -- collectives
 
-    def all_reduce(self, tensor: Tensor) -> None:
-        """Sum over ranks, in place."""
+    def hosts(self) -> int:
+        """How many machines the ranks are on. All ranks must call it alike: the first time of a generation it is a collective."""
+        if not self._hosts:
+            names = self.gather(host_name())
+            different = list(dict.fromkeys(names))
+            with self.losses():
+                for host in different:  # each rank takes part in making each group
+                    ranks = [rank for rank, name in enumerate(names) if name == host]
+                    made = dist.new_group(ranks, timeout=timedelta(seconds=self.timeout), backend=self._backend)
+                    if self.rank in ranks:
+                        self._in_host = made
+            self._hosts = len(different)
+        return self._hosts
+
+    def all_reduce(self, tensor: Tensor, *, in_host: bool = False) -> None:
+        """Sum over ranks, in place; in_host: over those of this machine, after `hosts()`."""
+        among = self._in_host if in_host else None
         with self.losses():
             if self._staged and tensor.is_cuda:
                 host = tensor.cpu()
-                dist.all_reduce(host)
+                dist.all_reduce(host, group=among)
                 tensor.copy_(host)
             else:
-                dist.all_reduce(tensor)
+                dist.all_reduce(tensor, group=among)
                 if tensor.is_cuda:
                     torch.cuda.synchronize(
                         tensor.device
@@ -236,6 +253,7 @@ class Group:
             ) from error
 
     def _destroy(self) -> None:
+        self._hosts, self._in_host = 0, None
         if dist.is_initialized():
             with suppress(RuntimeError):
                 dist.destroy_process_group()

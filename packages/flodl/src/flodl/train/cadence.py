@@ -24,7 +24,7 @@ __all__ = ["Cadence"]
 
 _LATE = 1.1  # times the window's time: a share that takes longer is cut, and its rest given back
 _NONE = Flag(0)
-_BLOCKING = 2  # meetings of Async before the average travels while training goes on
+_BLOCKING = 2  # meetings of all, whose outcome is awaited, before there are others
 
 
 @dataclass
@@ -61,6 +61,8 @@ class Cadence(Column):
         self._leg: Leg | None = None  # under way
         self._meetings = 0  # since the ranks last changed
         self._base = 0  # updates of all ranks, as the newest meeting told
+        self._equal_at = 0  # the same, of the newest meeting after which all were equal
+        self._in_host = False  # this meeting averages among the ranks of one host
         self._stepped_to = 0
         self._due = False  # something waits for a meeting after which all are equal
         self._decision: tuple[Flag, int, int] | None = None
@@ -103,7 +105,7 @@ class Cadence(Column):
             limits.append(self._planner.position + max(training.max_steps - fit.step, 0) * step)
         if not limits and training.max_time is None:
             limits = [n * (fit.position.epoch + 1)]
-        self._base = self._stepped_to = fit.step
+        self._base = self._equal_at = self._stepped_to = fit.step
         self._planner.end_at(min(limits) if limits else None)
 
     def epoch_is_whole(self) -> bool:
@@ -117,7 +119,7 @@ class Cadence(Column):
     def go_on(self, position: int, pool: list[tuple[int, int]]) -> None:
         """Train on from there."""
         self._planner = self._plan_from(position, pool)
-        self._base = self._stepped_to = self.fit.step
+        self._base = self._equal_at = self._stepped_to = self.fit.step
 
     def plan_state(self) -> dict[str, Any]:
         """The planner's and the outer step's."""
@@ -127,7 +129,7 @@ class Cadence(Column):
     def put_plan(self, state: dict[str, Any]) -> None:
         """Plan on from another rank's."""
         self._planner = Planner.restore(state["planner"])
-        self._base = self._stepped_to = state["base"]
+        self._base = self._equal_at = self._stepped_to = state["base"]
         if self._averager.outer and state["outer"]:
             self._averager.outer.load_state_dict(state["outer"])
 
@@ -255,7 +257,11 @@ class Cadence(Column):
                     continue
                 flags = self.flags() | extra
                 row = self._row(leg, flags)
-                if self._blocking():
+                blocking = self._blocking()
+                self._in_host = not blocking and not self._overlapped
+                if self._in_host:
+                    self._told(self._averager.average(self._weight(leg), row, in_host=True), equal=False)
+                elif blocking:
                     common = self._told(self._averager.average(self._weight(leg), row), equal=True)
                 else:
                     self._averager.launch(self._weight(leg), row)
@@ -271,14 +277,20 @@ class Cadence(Column):
         return common
 
     def _blocking(self) -> bool:
-        return (
-            not self._overlapped
-            or self._meetings < _BLOCKING
+        """Whether all ranks become equal in the meeting that comes; all of them say the same."""
+        if (
+            self._meetings < _BLOCKING
             or self._due
             or self.feed is None
             or self._planner.drained
             or self.epoch_is_whole()
-        )
+        ):
+            return True
+        if self._overlapped:
+            return False
+        last_of_epoch = self._planner.stream.epochs_done > self.fit.position.epoch
+        every = self.settings.hosts_every
+        return last_of_epoch or self._meetings % every == 0 or self.group.hosts() == 1
 
     def _settle(self) -> None:
         """An average has come while training went on."""
@@ -320,7 +332,7 @@ class Cadence(Column):
     def _told(self, rows: list[Row], *, equal: bool) -> Flag:
         """A meeting's outcome. equal: no rank has trained since, all have the same weights."""
         fit, leg = self.fit, self._open.pop(0)
-        before = self._base
+        before = self._equal_at
         reports = [
             Report(
                 samples=int(row.samples),
@@ -337,7 +349,7 @@ class Cadence(Column):
         self._meetings += 1
         self._base += int(sum(row.updates for row in rows))
         if equal:
-            fit.step = self._base
+            fit.step = self._equal_at = self._base
         if self.feed:
             at = self._planner.position - fit.position.epoch * self.feed.epoch_samples
             fit.position = Position(epoch=fit.position.epoch, sample=max(at, 0))
@@ -405,5 +417,8 @@ class Cadence(Column):
         """What was summed in a meeting is sent to those who did not get it."""
         self.group.broadcast(self._averager.buffer, source)
         if behind:
+            if self._in_host:  # that was another host's average, perhaps: this rank's own goes into the next of all
+                self._told(self._averager.rows(), equal=False)
+                return
             travelled = self._averager.travelling
             self._told(self._averager.apply(), equal=not travelled)

@@ -52,7 +52,7 @@ def column_of(fit: Fit, group: Group) -> Column:
     if policy == "auto":
         kinds = set(group.gather((kind_of(group.device), speeds and speeds[group.rank])))
         unequal = len(kinds) > 1
-        policy = "cadence" if unequal else "sync"
+        policy = "cadence" if unequal or ddp.hosts_every > 1 else "sync"
     if policy == "sync":
         return Lockstep(fit, group)
     return Cadence(fit, group, overlapped=policy == "async")
