@@ -248,6 +248,33 @@ def evaluation() -> Any:
 
 
 @scenario
+def two_at_once() -> Any:
+    first, second = (
+        fl.Trainer.setup(
+            model, torch.optim.SGD(model.parameters(), lr=0.05), Numbered(64), batch_size=4, record=False, quiet=True,
+            policy="cadence",
+        )
+        for model in (make_model(), make_model(1))
+    )  # fmt: skip
+    said = ""
+    for _ in first.epochs(1):
+        for batch in first.batches():
+            first.step(mse(first.model, batch))
+            if not said:
+                try:
+                    next(second.epochs(1))
+                except fl.TrainingError as error:
+                    said = str(error)
+    for _ in second.epochs(1):  # one after the other
+        for batch in second.batches():
+            second.step(mse(second.model, batch))
+    steps = [first.global_step, second.global_step]
+    first.close()
+    second.close()
+    return said, steps
+
+
+@scenario
 def left_early() -> Any:
     """One rank breaks out of its batches: the epoch is over for all."""
     model = make_model()

@@ -98,6 +98,13 @@ def test_a_faster_rank_trains_more(results: Results) -> None:
     assert counts[0] > counts[1] > 0
 
 
+def test_two_trainers_at_once_are_refused_one_after_the_other_are_not(results: Results) -> None:
+    for result in results:
+        said, steps = result["two_at_once"]
+        assert "another trainer of this program trains on these devices" in said
+        assert steps == [16, 16]
+
+
 def test_a_dataset_smaller_than_the_ranks(results: Results) -> None:
     for number, policy in enumerate(("sync", "cadence", "async")):
         first, second = (r["tiny_dataset"][number] for r in results)

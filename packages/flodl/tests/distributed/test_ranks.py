@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -15,6 +16,10 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
+
+import flodl as fl
+from flodl.distributed import Group
 
 SCRIPT = Path(__file__).with_name("training.py")
 SAMPLES = 600
@@ -114,6 +119,36 @@ def test_below_min_ranks_training_ends_and_can_be_resumed(tmp_path: Path) -> Non
     code, output = finish(start(tmp_path, devices="cpu", resume=str(run)))
     assert code == 0, output
     assert "resumed at epoch" in output
+
+
+def test_a_full_disk_on_the_first_rank_ends_all_and_the_checkpoint_before_it_resumes(tmp_path: Path) -> None:
+    given = {"devices": "cpu:2", "policy": "cadence", "width": 2000, "save_steps": 5, "epochs": 6}
+    code, output = finish(start(tmp_path, fault=[[0, "full"], 60], **given))
+    assert code == 1, output
+    assert re.search(r"rank 0 .*CheckpointError", output), output
+    assert "File too large" in output
+    assert not left_behind(tmp_path)
+    run = next((tmp_path / "runs").iterdir())
+    code, output = finish(start(tmp_path, resume=str(run), **{**given, "devices": "cpu"}))
+    assert code == 0, output
+    assert "resumed at epoch" in output
+
+
+def test_a_port_that_is_taken_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        for name, value in {
+            "RANK": 0,
+            "WORLD_SIZE": 2,
+            "LOCAL_RANK": 0,
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": port,
+        }.items():
+            monkeypatch.setenv(name, str(value))
+        with pytest.raises(fl.DistributedError, match=f"rank 0 cannot reach the store at 127.0.0.1:{port}: .*in use"):
+            Group.connect(backend="cpu", device=torch.device("cpu"), timeout=5)
 
 
 def test_a_frozen_rank_counts_as_lost(tmp_path: Path) -> None:

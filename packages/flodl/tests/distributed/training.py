@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import sys
 import time
@@ -42,7 +43,8 @@ class Numbered(Dataset[tuple[Tensor, Tensor, int]]):
 
 
 torch.manual_seed(0)
-model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 1))
+width = given.pop("width", 7)
+model = nn.Sequential(nn.Linear(5, width), nn.Tanh(), nn.Linear(width, 1))
 samples = given.pop("samples", 600) + (1 if FAULT == [1, "data"] and RANK == 1 else 0)
 trainer = fl.Trainer.setup(
     model, torch.optim.SGD(model.parameters(), lr=0.05), Numbered(samples), folder=str(out / "runs"), batch_size=8,
@@ -65,6 +67,8 @@ with trainer, open(out / f"seen.{RANK}.{os.getpid()}", "w") as seen:
                     raise ValueError("a bug on one rank")
                 elif FAULT[1] == "freeze":
                     os.kill(os.getpid(), signal.SIGSTOP)
+                elif FAULT[1] == "full":  # no file can grow beyond 16 KiB any more: less than a checkpoint has
+                    resource.setrlimit(resource.RLIMIT_FSIZE, (16384, 16384))
     total = sum(float(p.detach().double().sum()) for p in model.parameters())
     if trainer.rank == 0:
         folder = trainer.run.folder

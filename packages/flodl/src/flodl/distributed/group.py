@@ -62,6 +62,8 @@ class Group:
         self.uid, self.joined, self.generation = place.uid, place.joining, 0
         self.members: list[int] = list(range(place.ranks))
         """The uids by rank."""
+        self.used_by: object = None
+        """Who trains with it now."""
         self.lost: list[int] = []
         """Uids that the newest `reform` went on without."""
         self._backend = "cpu:gloo,cuda:nccl" if backend == "nccl" else "gloo"

@@ -20,6 +20,7 @@ from torch import Tensor
 from flodl import checkpoint
 from flodl.data import Position
 from flodl.distributed import Group, RankLost, Slowed, check_equal
+from flodl.errors import TrainingError
 from flodl.graph.structure import structural_hash
 from flodl.train.evaluate import Planned, evaluate
 from flodl.train.feed import Feed
@@ -170,6 +171,12 @@ class Column(ABC):
     def begin(self, total_epochs: int | None) -> None:
         """Before the first update: all have the same model, data and settings, or say what differs."""
         self.stopped = False
+        if self.group.used_by not in (None, self):
+            raise TrainingError(
+                "another trainer of this program trains on these devices, and the meetings of two would cross: close it "
+                "first, or use fl.Ddp, which leaves meeting to you"
+            )
+        self.group.used_by = self
         if not self.started:
             self.started = True
             if not self.group.joined:
@@ -407,6 +414,11 @@ class Column(ABC):
             self.finished = True
             if self.feed is None:
                 self.wind_up(Flag.END)
+
+    def rest(self) -> None:
+        """It does not train for now: another trainer may."""
+        if self.group.used_by is self:
+            self.group.used_by = None
 
     def exclude(self, seconds: float) -> None:
         """So much of the time since the last batch was no batch's."""

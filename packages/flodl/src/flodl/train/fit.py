@@ -224,6 +224,8 @@ class Fit:
         """Training is over, or has failed: that is as it was before."""
         self._deterministic.leave()
         self.update.leave()
+        if self.column:
+            self.column.rest()
 
     def reach(self, why: str) -> None:
         """Training is done: `epochs()` ends after this update, and the run is finished."""
