@@ -100,7 +100,7 @@ class StepEngine:
         if recipe.graph != "whole":
             self._set_up(recipe)
             return None
-        self._set_up(recipe.but(fused=self._now.fused))
+        self._set_up(recipe if recipe.fused == self._now.fused else recipe.but(fused=self._now.fused))
         with machine.in_force(self._beside(recipe)):
             started = time.perf_counter()
             result = self._whole.step(batch, weight=weight, window=window, last=last)
@@ -245,7 +245,8 @@ class StepEngine:
         if self._fixed:
             if self._facts is None:
                 self._facts = _Facts(self._model, self._optimizer)
-            return self._facts.possible(self._fixed)
+                self._fixed = self._facts.possible(self._fixed)
+            return self._fixed
         if self._chooser is None:
             if not self.steps:  # the first one comes as soon as it can
                 return Recipe()
@@ -383,7 +384,7 @@ class StepEngine:
     def _set_up(self, recipe: Recipe) -> None:
         """Optimizer, memory format, allocator and model as the recipe says."""
         now = self._now
-        if recipe == now:
+        if recipe is now or recipe == now:
             return
         self._now = recipe
         if recipe.fused != now.fused:
