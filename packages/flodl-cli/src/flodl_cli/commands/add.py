@@ -52,11 +52,11 @@ def hf(call: Call) -> None:
 
 
 def _required(path: Path) -> str | None:
-    """The new text of requirements.txt; None where there is no such file or it names transformers."""
+    """The new text of requirements.txt; None where there is no such file or it names it already."""
     if not path.is_file():
         return None
     text = _text(path)
-    if any(line.strip().lower().startswith("transformers") for line in text.splitlines()):
+    if any(line.strip().lower().startswith("flodl[hf]") for line in text.splitlines()):
         return None
     return text + ("" if text.endswith("\n") or not text else "\n") + REQUIRED_BY_HF + "\n"
 

@@ -17,7 +17,7 @@ _HIDDEN = {
     "gitignore": ".gitignore",
     "dockerignore": ".dockerignore",
 }  # here without the dot, so that they hide nothing
-REQUIRED_BY_HF = "transformers>=4.40"
+REQUIRED_BY_HF = "flodl[hf]>=0.1"
 HF_NAME = "finetune"  # of the command; `fdl hf` is fdl's own
 HF_COMMAND = {"description": "a Hugging Face transformer under the same trainer", "path": "hf"}
 
