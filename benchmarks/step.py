@@ -33,9 +33,9 @@ from flodl.train.engine import StepEngine
 EVERYTHING = {**TEN, **SMALL}
 USERS = "torch.compile + fused"
 RECIPES = ("eager+fused", "eager+fused+onednn", "whole", "whole+onednn")
-SEARCH_SECONDS = {"quick": 30.0, "publish": 75.0}
+SEARCH_SECONDS = {"quick": 30.0, "publish": 120.0}
 QUICK = ["small_mlp", "small_loop", "feedback_fixed", "gated_routing"]
-LOSS_STEPS, LOSS_SECONDS = 200, 12.0
+LOSS_STEPS, LOSS_SECONDS = 200, 8.0
 Row = dict[str, Any]
 
 
