@@ -421,6 +421,37 @@ def test_names_of_recipes() -> None:
         Recipe.parse("eager+fusde")
 
 
+@pytest.mark.parametrize("mode", ["eager+onednn", "whole+onednn"])
+def test_a_recipe_by_name_has_exact_products_too(mode: str) -> None:
+    """On processors with AMX the switch to oneDNN really computes in bfloat16."""
+    torch.manual_seed(0)
+    model = nn.Linear(512, 512, bias=False)
+    optimizer = O.SGD(model.parameters(), lr=0.0)
+    engine = StepEngine(model, optimizer, mode=mode)
+    x = torch.randn(256, 512)
+    exact = x.double() @ model.weight.detach().double().T
+    size = x.double().abs() @ model.weight.detach().double().abs().T
+    errors = []
+
+    def train_fn(model: nn.Module, batch: Tensor) -> Any:
+        out = model(batch)
+        return out.sum(), {"out": out}
+
+    for _ in range(3):
+        taken = engine.step(train_fn, x)
+        if taken is None:
+            with engine.eager():
+                loss, metrics = train_fn(model, x)
+                loss.backward()
+                optimizer.step()
+        else:
+            metrics = taken[1]
+        errors.append(float(((metrics["out"].detach() - exact).abs() / size).max()))
+    assert ("this machine or training has of it" in (engine.news or "")) == (not machine.onednn_is_exact())
+    engine.close()
+    assert max(errors) < 2e-6
+
+
 def test_products_by_onednn_are_checked_on_this_machine() -> None:
     exact = machine.onednn_is_exact()
     a, b = torch.randn(300, 500), torch.randn(500, 200)

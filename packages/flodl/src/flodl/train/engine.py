@@ -245,7 +245,9 @@ class StepEngine:
         if self._fixed:
             if self._facts is None:
                 self._facts = _Facts(self._model, self._optimizer)
-                self._fixed = self._facts.possible(self._fixed)
+                asked, self._fixed = self._fixed, self._facts.possible(self._fixed)
+                if self._fixed.but(threads=asked.threads) != asked:
+                    self.news = f"training.step is {asked}; this machine or training has of it {self._fixed}"
             return self._fixed
         if self._chooser is None:
             if not self.steps:  # the first one comes as soon as it can
