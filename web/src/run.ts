@@ -5,6 +5,8 @@ import type { EpochRow, EventRow, InfoMessage, Point, ResourceRow, RowsMessage, 
 
 export interface LiveRows {
   points: Point[];
+  /** The points of each line, by `lineKey`. */
+  lines: ReadonlyMap<string, Point[]>;
   epochs: EpochRow[];
   resources: ResourceRow[];
 }
@@ -85,7 +87,18 @@ export class Run {
     }
     this.seen = Math.max(seen, rows.last_id > 0 && !rows.more ? rows.last_id : 0, newest(rows));
     if (points.length + epochs.length + resources.length > 0)
-      for (const listener of [...this.listeners]) listener({ points, epochs, resources });
+      for (const listener of [...this.listeners]) listener({ points, lines: this.byLine(points), epochs, resources });
+  }
+
+  private byLine(points: Point[]): Map<string, Point[]> {
+    const lines = new Map<string, Point[]>();
+    for (const point of points) {
+      const key = lineKey(this.series.get(point[1])?.name ?? "", point[2]);
+      const line = lines.get(key);
+      if (line === undefined) lines.set(key, [point]);
+      else line.push(point);
+    }
+    return lines;
   }
 
   update({ info, audit }: InfoMessage): void {
@@ -157,6 +170,11 @@ export class Run {
     this.rates = [];
     this.generation += 1;
   }
+}
+
+/** What tells a run's lines apart: a metric of a rank. */
+export function lineKey(name: string, rank: number): string {
+  return `${rank} ${name}`;
 }
 
 function newest(rows: RowsMessage): number {

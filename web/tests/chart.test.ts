@@ -2,10 +2,30 @@ import { expect, test } from "vitest";
 import { clusters, logTicks, quantity, section } from "../src/chart/scale";
 import { lonePoints, tickLabel } from "../src/chart/plot";
 import { smooth } from "../src/chart/smooth";
+import { join, type Table } from "../src/chart/join";
+import uPlot from "uplot";
 
 test("a constant stays flat, and gaps stay gaps", () => {
   const x = [0, 1, 5, 6, 100];
   expect(smooth(x, [0.3, 0.3, null, 0.3, 0.3], 10)).toEqual([0.3, 0.3, null, 0.3, 0.3].map((y) => (y === null ? null : expect.closeTo(y, 12))));
+});
+
+test("lines with places of their own share an axis", () => {
+  const joined = join([[[1, 3, 5], [10, null, 50]], [[2, 3, 6], [0.2, 0.3, 0.6], [2, 3, 6]]]);
+  expect(joined).toEqual([[1, 2, 3, 5, 6], [10, undefined, null, 50, undefined], [undefined, 0.2, 0.3, undefined, 0.6], [undefined, 2, 3, undefined, 6]]);
+  expect(join([[[1, 2], [3, 4]], [[1, 2], [5, null]]])).toEqual([[1, 2], [3, 4], [5, null]]);
+  expect(join([])).toEqual([[]]);
+});
+
+test("on random lines the axis is uPlot's own", () => {
+  const random = () => Math.floor(Math.random() * 60);
+  for (let round = 0; round < 200; round++) {
+    const tables = Array.from({ length: 1 + (round % 5) }, (): Table => {
+      const x = [...new Set(Array.from({ length: random() }, random))].sort((a, b) => a - b);
+      return [x, x.map((at) => (at % 7 === 0 ? null : at / 3))];
+    });
+    expect(join(tables)).toEqual(uPlot.join(tables as uPlot.AlignedData[]));
+  }
 });
 
 test("after one half-life a step is half way", () => {

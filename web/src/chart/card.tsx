@@ -3,6 +3,7 @@ import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/ho
 import { shortName } from "../format";
 import { remember } from "../inspect";
 import { useTheme } from "../theme";
+import { drawSoon, forget } from "./frames";
 import { type Line, Plot, type PlotOptions } from "./plot";
 import type { Range } from "./scale";
 
@@ -26,6 +27,8 @@ interface Props extends PlotOptions {
   /** x itself there, where the axis has it shorter. */
   readX?: (x: number) => string;
   legend?: boolean;
+  /** Out of sight: drawn when it comes into sight. */
+  idle?: boolean;
 }
 
 const LEGEND_LINES = 12;
@@ -54,15 +57,19 @@ export function ChartCard(props: Props) {
     observer.observe(element);
     return () => {
       observer.disconnect();
+      forget(made);
       made.destroy();
       plot.current = null;
     };
   }, []);
 
-  const { height, log, halfLife, zoom, sync } = props;
+  const { height, log, halfLife, zoom, sync, idle = false } = props;
   useLayoutEffect(() => {
-    plot.current?.set(lines, hidden, handlers.current);
-  }, [lines, version, hidden, height, log, halfLife, zoom, sync]);
+    const chart = plot.current;
+    if (chart === null || (idle && chart.drawn)) return;
+    if (chart.drawn) drawSoon(chart, () => chart.set(handlers.current.lines, hidden, handlers.current));
+    else chart.set(lines, hidden, handlers.current);
+  }, [lines, version, hidden, height, log, halfLife, zoom, sync, idle]);
   useEffect(() => plot.current?.restyle(), [theme]);
   useEffect(
     () =>

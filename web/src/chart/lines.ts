@@ -1,8 +1,8 @@
 // The data of a group of metrics: loaded thinned for the width of a chart, then grown by what the stream brings.
 import type { Api } from "../api";
 import { toNumber } from "../format";
-import type { LiveRows, Run } from "../run";
-import type { SeriesData } from "../types";
+import { lineKey, type LiveRows, type Run } from "../run";
+import type { Point, SeriesData } from "../types";
 import type { Line } from "./plot";
 import type { Range } from "./scale";
 
@@ -114,7 +114,9 @@ export class LineSet {
     let grown = false;
     for (const line of this.lines) {
       if (line.run !== run || line.source === "epochs") continue;
-      if (line.x.length < MOST_POINTS * this.width) grown = this.grow(line, rows, this.x, shift, this.zoom) || grown;
+      const points = rows.lines.get(lineKey(line.name, line.rank));
+      if (points === undefined) continue;
+      if (line.x.length < MOST_POINTS * this.width) grown = grow(line, points, this.x, shift, this.zoom) || grown;
       if (line.x.length > REFRESH_POINTS * this.width) this.outdated = true;
     }
     const steps = new Set(this.lines.filter((line) => line.run === run && line.source === "steps").map((line) => line.name));
@@ -136,27 +138,26 @@ export class LineSet {
   }
 
   private unknownLine(run: Run, rows: LiveRows): boolean {
-    const known = new Set(this.lines.filter((line) => line.run === run && line.source === "steps").map((line) => `${line.name}\n${line.rank}`));
-    const names = new Set(this.names);
-    return rows.points.some(([, id, rank]) => {
-      const name = run.series.get(id)?.name;
-      return name !== undefined && names.has(name) && !known.has(`${name}\n${rank}`);
-    });
-  }
-
-  /** Adds the line's new points in sight; whether there were any. */
-  private grow(line: MetricLine, rows: LiveRows, x: XMode, shift: number, zoom: Range | null): boolean {
-    let grown = false;
-    for (const [, id, rank, step, , time, value, kind] of rows.points) {
-      if (rank !== line.rank || line.run.series.get(id)?.name !== line.name) continue;
-      const at = x === "time" ? time - shift : step;
-      if (at <= (line.x.at(-1) ?? -Infinity)) continue; // in the answer already
-      if (zoom !== null && (at < zoom.min || at > zoom.max)) continue;
-      push(line, at, kind === 0 ? (value ?? NaN) : NaN);
-      grown = true;
+    const known = new Set(this.lines.filter((line) => line.run === run && line.source === "steps").map((line) => lineKey(line.name, line.rank)));
+    for (const [key, [point]] of rows.lines) {
+      const name = run.series.get(point?.[1] ?? -1)?.name;
+      if (name !== undefined && this.names.includes(name) && !known.has(key)) return true;
     }
-    return grown;
+    return false;
   }
+}
+
+/** Adds a line's new points in sight; whether there were any. */
+function grow(line: MetricLine, points: Point[], x: XMode, shift: number, zoom: Range | null): boolean {
+  let grown = false;
+  for (const [, , , step, , time, value, kind] of points) {
+    const at = x === "time" ? time - shift : step;
+    if (at <= (line.x.at(-1) ?? -Infinity)) continue; // in the answer already
+    if (zoom !== null && (at < zoom.min || at > zoom.max)) continue;
+    push(line, at, kind === 0 ? (value ?? NaN) : NaN);
+    grown = true;
+  }
+  return grown;
 }
 
 function push(line: MetricLine, x: number, y: number): void {

@@ -2,6 +2,7 @@
 import uPlot from "uplot";
 import "uplot/dist/uPlot.min.css";
 import { formatShort } from "../format";
+import { join, type Table } from "./join";
 import { logTicks, type Range, rangeOf, symlogTicks } from "./scale";
 import { smooth } from "./smooth";
 
@@ -59,6 +60,10 @@ export class Plot {
     private options: PlotOptions,
     private readonly events: PlotEvents,
   ) {}
+
+  get drawn(): boolean {
+    return this.chart !== null;
+  }
 
   /** Draws; makes a new chart only when lines came or went. */
   set(lines: Line[], hidden: ReadonlySet<string>, options: PlotOptions): void {
@@ -131,15 +136,14 @@ export class Plot {
     const tables = this.lines.map((line) => {
       const columns: (number | null)[][] = [line.y];
       if (this.options.halfLife > 0) columns.push(line.dotted ? line.y.map(() => null) : smooth(line.x, line.y, this.options.halfLife));
-      return [line.x, ...columns] as uPlot.AlignedData;
+      return [line.x, ...columns] as Table;
     });
-    if (tables.length === 0) return [[]];
     if (this.mode() === "symlog") {
       const sizes = this.lines.flatMap((line) => line.y.filter((v): v is number => v !== null && v !== 0).map(Math.abs));
       const largest = sizes.reduce((most, size) => Math.max(most, size), 0) || 1;
       this.threshold = 10 ** Math.floor(Math.log10(largest) - 3);
     }
-    return uPlot.join(tables);
+    return join(tables);
   }
 
   private get perLine(): number {

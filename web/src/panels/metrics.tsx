@@ -158,16 +158,16 @@ function GroupCharts({ group, store, runs, x, log, halfLife, zoom, setZoom }: { 
     return () => clearTimeout(timer);
   }, [version, visible]);
 
-  const ranges = new Map<string, Range | null>();
-  for (const name of group.names) {
-    const values = set.lines.filter((line) => line.name === name).map((line) => rangeOf(line.y));
-    const found = values.filter((range) => range !== null);
-    ranges.set(name, found.length === 0 ? null : { min: Math.min(...found.map((r) => r.min)), max: Math.max(...found.map((r) => r.max)) });
-  }
-  if (set.loaded) drawn.current = clusters(ranges, drawn.current);
-  const charts = set.loaded ? drawn.current : [group.names];
+  // Only when the lines have grown: the page renders more often, and new lines are drawn anew.
+  const titles = runs.map((run) => run.name).join("\n");
+  const charts = useMemo(() => {
+    if (set.loaded) drawn.current = clusters(ranges(set.lines, group.names), drawn.current);
+    return drawn.current.map((members) => ({
+      members,
+      lines: describe(set.lines.filter((line) => members.includes(line.name)), runs, members),
+    }));
+  }, [set, set.loaded, version, titles]);
   useEffect(() => setShown(set.loaded ? charts.length : 0), [set.loaded, charts.length]);
-  const lines = set.lines;
   return (
     <div class="group" ref={place}>
       {!set.loaded ? (
@@ -176,29 +176,38 @@ function GroupCharts({ group, store, runs, x, log, halfLife, zoom, setZoom }: { 
           <p class="quiet">{set.error ?? "Loading…"}</p>
         </div>
       ) : (
-        charts.map((members) => {
-          const mine = describe(lines.filter((line) => members.includes(line.name)), runs, members);
-          return (
-            <ChartCard
-              key={members.join("\n")}
-              title={members.length === 1 ? (members[0] ?? "") : charts.length === 1 ? group.key : common(members)}
-              lines={mine}
-              version={version}
-              height={HEIGHT}
-              log={log}
-              halfLife={halfLife}
-              zoom={zoom}
-              sync={`metrics-${x}`}
-              xName={x === "step" ? "step" : "after"}
-              formatX={x === "step" ? formatShort : formatDuration}
-              readX={x === "step" ? formatCount : formatDuration}
-              formatY={formatValue}
-              onZoom={setZoom}
-            />
-          );
-        })
+        charts.map(({ members, lines }) => (
+          <ChartCard
+            key={members.join("\n")}
+            title={members.length === 1 ? (members[0] ?? "") : charts.length === 1 ? group.key : common(members)}
+            lines={lines}
+            version={version}
+            height={HEIGHT}
+            log={log}
+            halfLife={halfLife}
+            zoom={zoom}
+            idle={!visible}
+            sync={`metrics-${x}`}
+            xName={x === "step" ? "step" : "after"}
+            formatX={x === "step" ? formatShort : formatDuration}
+            readX={x === "step" ? formatCount : formatDuration}
+            formatY={formatValue}
+            onZoom={setZoom}
+          />
+        ))
       )}
     </div>
+  );
+}
+
+/** What each metric's values span. */
+function ranges(lines: MetricLine[], names: string[]): Map<string, Range | null> {
+  return new Map(
+    names.map((name) => {
+      const found = lines.filter((line) => line.name === name).map((line) => rangeOf(line.y)).filter((range) => range !== null);
+      const span = { min: Math.min(...found.map((r) => r.min)), max: Math.max(...found.map((r) => r.max)) };
+      return [name, found.length === 0 ? null : span];
+    }),
   );
 }
 
