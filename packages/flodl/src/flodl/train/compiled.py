@@ -22,9 +22,10 @@ from flodl.train.verify import first_step_agrees
 if TYPE_CHECKING:
     from flodl.train.update import UpdateRule
 
-__all__ = ["WholeStep", "compiling", "signature", "split_result"]
+__all__ = ["MOST_SHAPES", "WholeStep", "compiling", "signature", "split_result"]
 
-_MOST_SHAPES = 3
+MOST_SHAPES = 3
+"""Of batches, that are compiled."""
 _MOST_RECOMPILES = 3
 _FREQUENT = 20  # steps after which a further shape of batch is worth a compile
 
@@ -122,7 +123,7 @@ class WholeStep:
             seen = self._seen[shape] = self._seen.get(shape, 0) + (not now)
             if len(self._seen) == 1 and seen == 1 and not now:
                 return False
-            if self._shapes and (seen < _FREQUENT or len(self._shapes) == _MOST_SHAPES):
+            if self._shapes and (seen < _FREQUENT or len(self._shapes) == MOST_SHAPES):
                 return False
         constants = self._read_constants()
         if constants != self._constants or self._optimizer.state is not self._state:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -15,7 +16,7 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 from flodl.train import machine
 from flodl.train.ahead import Ahead
 from flodl.train.chooser import Chooser, Move
-from flodl.train.compiled import Result, TrainFn, WholeStep, signature
+from flodl.train.compiled import MOST_SHAPES, Result, TrainFn, WholeStep, signature
 from flodl.train.modelform import CompiledModel
 from flodl.train.recipes import Recipe
 from flodl.train.remembered import Remembered, key_of
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
 
 __all__ = ["StepEngine"]
 
-_WHOLE_SECONDS, _MODEL_SECONDS = 4.0, 15.0  # what a compile costs training, ahead of it or in the middle
+# What a compile costs training: a whole step, and more for each parameter; the model alone.
+_WHOLE_SECONDS, _TENSOR_SECONDS, _MODEL_SECONDS = 3.0, 0.1, 15.0
+_RARE = 0.05  # of the batches: a shape that is not compiled, such as that of the short last one
 
 
 class StepEngine:
@@ -70,6 +73,7 @@ class StepEngine:
         self._whole: WholeStep | None = None
         self._compiled_model: CompiledModel | None = None
         self._ahead: Ahead | None = None
+        self._shapes: Counter[Any] = Counter()  # of the batches while a compile waits
         self._asked = 0  # when a compile is worth its time is asked now and then
         self._reason = ""
         self._now = Recipe()  # what is set up: fused, channels_last, allocator, graph "model"
@@ -336,7 +340,9 @@ class StepEngine:
                 chooser.start(chooser.waiting)
             return
         known = memory.compile_seconds if memory else None
-        if not self._pays(_WHOLE_SECONDS if known is None else min(known, _WHOLE_SECONDS)):
+        cost = _WHOLE_SECONDS + _TENSOR_SECONDS * sum(len(group["params"]) for group in self._optimizer.param_groups)
+        self._shapes[signature(batch)] += 1
+        if not self._pays(cost if known is None else min(known, cost)):
             return
         if known is None:
             with machine.in_force(chooser.waiting):
@@ -350,14 +356,17 @@ class StepEngine:
         """Whether the steps to come will win back a compile of `cost` seconds, as far as one can know.
 
         The share of a step that a compiled one saves is Python and small kernels: by experience, the more the shorter.
+        Each frequent shape of batch costs a compile, up to three; batches of other shapes gain nothing.
         """
         chooser = self._chooser
         self._asked += 1
-        if self._asked % 16 != 1 or chooser is None or not chooser.seconds > 0:
+        if self._asked % 16 or chooser is None or not chooser.seconds > 0:
             return False
         seconds = chooser.seconds
         gain = 0.5 if seconds < 2e-3 else 0.35 if seconds < 1e-2 else 0.15 if seconds < 5e-2 else 0.08
-        return gain * chooser.remaining * seconds > 1.3 * cost
+        seen = self._shapes.total() or 1
+        frequent = [count for _, count in self._shapes.most_common(MOST_SHAPES) if count > _RARE * seen] or [seen]
+        return gain * sum(frequent) / seen * chooser.remaining * seconds > 1.3 * cost * len(frequent)
 
     def _not_whole(self, recipe: Recipe) -> None:
         """A step was not taken whole: for good, if there is a reason."""
