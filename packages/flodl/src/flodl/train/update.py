@@ -76,6 +76,8 @@ class Update:
         self.weight: Weight = 0.0
         """Their sum of weights."""
         self._optimizer, self._training = optimizer, training
+        plain = type(optimizer).zero_grad is Optimizer.zero_grad and "zero_grad" not in vars(optimizer)
+        self._zero_grad = self._forget_gradients if plain else optimizer.zero_grad
         self._plain = self.single and not self.scaler
         unclipped = training.clip_norm is None and training.clip_value is None
         self.bare = self._plain and unclipped and self.rule.ema is None
@@ -146,7 +148,7 @@ class Update:
 
     def drop(self) -> None:
         """Forget the update under way."""
-        self._optimizer.zero_grad()
+        self._zero_grad()
         self._held, self._in_grad, self.batches, self.weight = None, False, 0, 0.0
 
     # -- the update
@@ -170,7 +172,7 @@ class Update:
             self._optimizer.step()
             if self.scheduler:
                 self.follow()
-            self._optimizer.zero_grad()
+            self._zero_grad()
             self.batches = 0
             return True
         if isinstance(self.weight, float) and self.weight == 0.0:
@@ -312,6 +314,12 @@ class Update:
             return
         self.scheduler.load_state_dict(state)
         self._stepped = None
+
+    def _forget_gradients(self) -> None:
+        """What `optimizer.zero_grad()` does, without looking at each gradient first and being timed for a profiler."""
+        for group in self._optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
 
     def _parameters(self) -> list[Tensor]:
         return [p for group in self._optimizer.param_groups for p in group["params"]]
