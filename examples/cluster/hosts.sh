@@ -45,8 +45,8 @@ else
 fi
 started=()
 for host in 0 1; do
-    rank=()
-    [ -n "${ELASTIC:-}" ] || rank=(--node-rank "$host")
+    rank=(--node-rank "$host")
+    [ -z "${ELASTIC:-}" ] || rank=(--rdzv-conf "is_host=$((host == 0))") # it cannot tell by the machine's name here
     FLODL_HOST="host$host" GLOO_SOCKET_IFNAME=link0 OMP_NUM_THREADS=1 \
         ip netns exec "${names[$host]}" "$python" -m torch.distributed.run --nnodes 2 --nproc-per-node 2 "${rank[@]}" \
         --local-addr "10.77.0.$((host + 1))" "${meet[@]}" "$@" &

@@ -37,10 +37,14 @@ def main() -> None:
             for x, y in trainer.batches():
                 trainer.step(F.cross_entropy(trainer.model(x), y))
         seconds = time.perf_counter() - started
-        accuracy = trainer.evaluate(test, lambda m, b: {"accuracy": (m(b[0]).argmax(1) == b[1]).float().mean()})["accuracy"]
+        accuracy = trainer.evaluate(test, lambda m, b: {"accuracy": (m(b[0]).argmax(1) == b[1]).float().mean()})[
+            "accuracy"
+        ]
         if trainer.rank == 0:
             rate = len(train) * given.epochs / seconds
-            print(f"{given.policy} on {trainer.ranks} processes: {rate:,.0f} samples a second, test accuracy {accuracy:.3f}")
+            print(
+                f"{given.policy} on {trainer.ranks} processes: {rate:,.0f} samples a second, test accuracy {accuracy:.3f}"
+            )
 
 
 if __name__ == "__main__":
