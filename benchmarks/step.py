@@ -33,7 +33,7 @@ from flodl.train.engine import StepEngine
 EVERYTHING = {**TEN, **SMALL}
 USERS = "torch.compile + fused"
 RECIPES = ("eager+fused", "eager+fused+onednn", "whole", "whole+onednn")
-SEARCH_SECONDS = {"quick": 30.0, "publish": 120.0}
+SEARCH_SECONDS = {"quick": 30.0, "publish": 80.0}
 QUICK = ["small_mlp", "small_loop", "feedback_fixed", "gated_routing"]
 LOSS_STEPS, LOSS_SECONDS = 200, 8.0
 Row = dict[str, Any]
@@ -164,7 +164,7 @@ def in_a_process(*arguments: str) -> Row:
 def of_model(name: str, options: argparse.Namespace, rounds: int) -> Row:
     common = ["--threads", str(options.threads)] if options.threads else []
     row = in_a_process(options.form, "--one", name, "--rounds", str(rounds), *common)
-    length = 8.0 if options.form == "publish" else 3.0
+    length = 5.0 if options.form == "publish" else 3.0
     steps = max(12, min(1000, int(length * 1e3 / row["plain_ms"])))
     # the compiler's worker processes outlive the program that compiled: what compiles comes last
     runs = [("plain", steps), ("auto", steps), ("auto", steps), ("plain", steps)]
