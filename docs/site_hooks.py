@@ -22,7 +22,12 @@ def on_files(files: Files, config: Any) -> Files:
 
 def reference() -> Iterator[str]:
     """The page's lines."""
-    yield from ("# Command line", "", "Generated from `fdl` itself. Tasks are what a project's `fdl.yml` adds: `fdl` lists them.", "")
+    yield from (
+        "# Command line",
+        "",
+        "Generated from `fdl` itself. Tasks are what a project's `fdl.yml` adds: `fdl` lists them.",
+        "",
+    )
     yield from ("## Options of every call", "", "| option | |", "|---|---|")
     for flags, value, text in GLOBAL_OPTIONS:
         shown = ", ".join(f"`{flag}{' ' + value if value else ''}`" for flag in flags)
@@ -34,7 +39,14 @@ def reference() -> Iterator[str]:
 
 def _command(found: click.Command, path: str, depth: int) -> Iterator[str]:
     context = click.Context(found, info_name=path)
-    yield from (f"{'#' * depth} {path}", "", _prose(found), "", f"    {path} {' '.join(found.collect_usage_pieces(context))}", "")
+    yield from (
+        f"{'#' * depth} {path}",
+        "",
+        _prose(found),
+        "",
+        f"    {path} {' '.join(found.collect_usage_pieces(context))}",
+        "",
+    )
     options = [p for p in found.params if isinstance(p, click.Option) and not p.hidden]
     if options:
         yield from ("| option | |", "|---|---|")
