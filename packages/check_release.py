@@ -1,8 +1,8 @@
 """Builds wheels and source distributions of both packages into dist/ and checks them as a stranger would meet them.
 
 Built twice, the bytes must be the same; `twine check --strict`; one version everywhere (and in the tag); what belongs into
-them is inside, and nothing else. With --install they are installed into an empty environment of each Python that is given, and train
-outside of the checkout.
+them is inside, and nothing else. With --install they are installed into an empty environment of each Python that is given,
+and train outside of the checkout.
 """
 
 from __future__ import annotations
