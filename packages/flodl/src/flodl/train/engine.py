@@ -469,7 +469,12 @@ class _Facts:
             moves.append(("channels last", change(channels_last=True)))
         if self.on_cpu:
             moves.append(("memory kept", change(allocator=True)))
-        moves.append(("compiled", change(graph=graph) if graph == "model" else change(graph=graph, fused=False)))
+        if graph == "model":
+            moves.append(("compiled", change(graph="model")))
+        else:
+            moves.append(("compiled whole", change(graph="whole", fused=False)))
+            alone = lambda best: None if best.graph == "whole" else self.possible(best.but(graph="model"))  # noqa: E731
+            moves.append(("the model compiled", alone))  # with fused kernels for the update: the better one for convolutions
         if self.on_cpu:
             moves.append(("the other matrix products", lambda best: self.possible(best.but(onednn=not best.onednn))))
         return moves
