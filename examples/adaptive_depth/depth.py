@@ -15,7 +15,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--most", type=int, default=8, help="iterations at most")
-    parser.add_argument("--price", type=float, default=0.03, help="of an iteration, in the loss")
+    parser.add_argument("--price", type=float, default=0.06, help="of an iteration, in the loss")
     given = parser.parse_args()
 
     torch.manual_seed(0)

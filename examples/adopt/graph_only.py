@@ -59,7 +59,7 @@ def main() -> None:
     print(f"blocks.2 gives {tuple(value.shape)}, mean {value.mean():.3f}")
 
     fl.checkpoint.save("stem", model=net, only="stem")
-    given.svg.write_text(graph.svg(), encoding="utf-8")
+    graph.svg(given.svg, example=images)
     print(f"drawn: {given.svg}")
 
 

@@ -1,4 +1,5 @@
-"""Transfer by label path: an encoder learns five digits, its part is saved, and another model learns the other five with it."""
+"""Transfer by label path: an encoder learns from coarse labels, of which there are many; with it a model learns the digits
+themselves from twenty images."""
 
 from __future__ import annotations
 
@@ -12,22 +13,16 @@ from torch.nn import functional as F
 
 import flodl as fl
 
+Images = tuple[Tensor, Tensor]
 
-def make_model() -> fl.Graph:
-    """(batch, 64) -> (batch, 5), with an encoder that has an address"""
+
+def make_model(classes: int) -> fl.Graph:
+    """(batch, 64) -> (batch, classes), with an encoder that has an address"""
     encoder = fl.flow(nn.Linear(64, 64)).through(nn.GELU()).also(nn.Linear(64, 64)).through(nn.GELU()).label("encoder")
-    return fl.flow(encoder).through(nn.Linear(64, 5)).build()
+    return fl.flow(encoder).through(nn.Linear(64, classes)).build()
 
 
-def digits(which: range, split: str, most: int | None = None) -> tuple[Tensor, Tensor]:
-    """Images and labels of five digits, counted from 0."""
-    data = fl.data.Digits(split)
-    x, y = data[list(range(len(data)))]
-    chosen = (y >= which.start) & (y < which.stop)
-    return x[chosen][:most], y[chosen][:most] - which.start
-
-
-def learn(model: fl.Graph, data: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor], epochs: int) -> float:
+def learn(model: fl.Graph, data: Images, test: Images, epochs: int) -> float:
     """The accuracy on `test` afterwards."""
     optimizer = optim.Adam([p for p in model.parameters() if p.requires_grad], lr=3e-3)
     trainer = fl.Trainer.setup(model, optimizer, data, batch_size=16, step="eager", quiet=True, record=False)
@@ -40,28 +35,28 @@ def learn(model: fl.Graph, data: tuple[Tensor, Tensor], test: tuple[Tensor, Tens
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--few", type=int, default=20, help="images of the other five digits to learn from")
+    parser.add_argument("--few", type=int, default=20, help="images whose digits are known")
     parser.add_argument("--epochs", type=int, default=20)
     given = parser.parse_args()
-    first, other = range(5), range(5, 10)
+    (x, y), (test_x, test_y) = (data[list(range(len(data)))] for data in map(fl.data.Digits, ("train", "test")))
+
     with tempfile.TemporaryDirectory() as folder:
         torch.manual_seed(0)
-        source = make_model()
-        accuracy = learn(source, digits(first, "train"), digits(first, "test"), given.epochs)
-        print(f"digits 0 to 4: {accuracy:.3f}")
+        source = make_model(5)
+        accuracy = learn(source, (x, y // 2), (test_x, test_y // 2), given.epochs)
+        print(f"which pair of digits, from {len(x):,} images: {accuracy:.3f}")
         part = fl.checkpoint.save(Path(folder, "encoder"), model=source, only="encoder")
 
-        few, test = digits(other, "train", given.few), digits(other, "test")
-        torch.manual_seed(1)
-        scratch = learn(make_model(), few, test, given.epochs)
-        torch.manual_seed(1)
-        model = make_model()
-        fl.checkpoint.load(part, model=model, into="encoder")
-        model.freeze("encoder")
-        transferred = learn(model, few, test, given.epochs)
-    print(
-        f"digits 5 to 9 from {given.few} images: from scratch {scratch:.3f}, with the frozen encoder {transferred:.3f}"
-    )
+        found = {}
+        for name in ("from scratch", "with the frozen encoder", "with the encoder, trained on"):
+            torch.manual_seed(1)
+            model = make_model(10)
+            if name != "from scratch":
+                fl.checkpoint.load(part, model=model, into="encoder")
+            if "frozen" in name:
+                model.freeze("encoder")
+            found[name] = learn(model, (x[: given.few], y[: given.few]), (test_x, test_y), given.epochs)
+    print(f"which digit, from {given.few} images: {', '.join(f'{name} {share:.3f}' for name, share in found.items())}")
 
 
 if __name__ == "__main__":

@@ -474,7 +474,9 @@ class _Facts:
         else:
             moves.append(("compiled whole", change(graph="whole", fused=False)))
             alone = lambda best: None if best.graph == "whole" else self.possible(best.but(graph="model"))  # noqa: E731
-            moves.append(("the model compiled", alone))  # with fused kernels for the update: the better one for convolutions
+            moves.append(
+                ("the model compiled", alone)
+            )  # with fused kernels for the update: the better one for convolutions
         if self.on_cpu:
             moves.append(("the other matrix products", lambda best: self.possible(best.but(onednn=not best.onednn))))
         return moves
