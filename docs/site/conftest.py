@@ -12,7 +12,9 @@ from sybil import Sybil
 from sybil.parsers.markdown import PythonCodeBlockParser, SkipParser
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-if "FLODL_CACHE" not in os.environ:  # the pages alone: what they learn about steps is no business of the user's own runs
+if (
+    "FLODL_CACHE" not in os.environ
+):  # the pages alone: what they learn about steps is no business of the user's own runs
     _cache = tempfile.TemporaryDirectory(prefix="flodl-docs-cache-", ignore_cleanup_errors=True)
     os.environ["FLODL_CACHE"] = _cache.name
 for name in ("FDL_COMMAND", "FDL_CWD"):  # the tests are a task of fdl; what a page starts is not

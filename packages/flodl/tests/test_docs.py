@@ -16,7 +16,8 @@ from flodl_cli.builtins import BUILTINS
 
 ROOT = Path(__file__).parents[3]
 PAGES = ROOT / "docs" / "site"
-MODULES = ("checkpoint", "data", "hf", "monitor")  # of `distributed`, most is for the trainer; the page shows what a user calls
+# Of `distributed`, most is for the trainer; the page shows what a user calls.
+MODULES = ("checkpoint", "data", "hf", "monitor")
 
 
 @pytest.fixture(scope="module")
