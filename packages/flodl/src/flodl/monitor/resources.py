@@ -31,6 +31,8 @@ class GpuSample:
 
 @dataclass(frozen=True, kw_only=True)
 class ResourceSample:
+    """What a process and its machine used at one moment."""
+
     time: float
     """Seconds since 1970."""
     cpu_percent: float
@@ -56,6 +58,7 @@ class ResourceSampler:
         psutil.cpu_percent()
 
     def sample(self) -> ResourceSample:
+        """What is used now, processors since the last call."""
         used, total = self.ram()
         return ResourceSample(
             time=time.time(),
@@ -79,9 +82,11 @@ class ResourceSampler:
         return self._memory.used_bytes(), self._memory.limit_bytes
 
     def gpus(self) -> tuple[GpuSample, ...]:
+        """Each GPU that this process may use."""
         return self._gpus.sample()
 
     def close(self) -> None:
+        """Release the GPU driver."""
         self._gpus.close()
 
 

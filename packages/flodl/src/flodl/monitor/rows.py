@@ -64,6 +64,8 @@ class PointRow(NamedTuple):
 
 
 class Counts(NamedTuple):
+    """How many values a series has, and how many of them are not finite."""
+
     total: int
     nan: int
     inf: int
@@ -72,6 +74,8 @@ class Counts(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class EpochRow:
+    """The results of an epoch (`number`, from 0) that took `seconds` and ended at `time`, in seconds since 1970."""
+
     id: int
     number: int
     step: int | None
@@ -83,6 +87,8 @@ class EpochRow:
 
 @dataclass(frozen=True, kw_only=True)
 class EventRow:
+    """Something that happened on a rank: at `start`, in seconds since 1970, for `seconds` (None: an instant)."""
+
     id: int
     time: float
     step: int | None
@@ -95,6 +101,8 @@ class EventRow:
 
 
 class ResourceRow(NamedTuple):
+    """What the process and its machine used at one moment."""
+
     id: int
     sample: ResourceSample
 

@@ -51,6 +51,7 @@ class RunView:
         self._connection = connect_read_only(self.path, timeout=timeout)
 
     def info(self) -> RunInfo:
+        """What the run is and how far it came; "stale" where its process is gone without having said so."""
         ((*values,),) = self.query(f"SELECT {', '.join(_RUN_COLUMNS)} FROM run")
         row: dict[str, Any] = dict(zip(_RUN_COLUMNS, values, strict=True))
         process = ProcessIdentity(
@@ -219,6 +220,7 @@ class RunView:
             raise store_error(self.path, error) from error
 
     def close(self) -> None:
+        """Close the store's file."""
         self._connection.close()
 
     def __enter__(self) -> RunView:

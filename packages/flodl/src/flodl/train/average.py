@@ -120,6 +120,7 @@ class Average(ABC):
 class Ema(Average):
     """The exponential moving average: `average = decay · average + (1 - decay) · weights` at each `update`.
 
+    Averaging the iterates of stochastic approximation is Polyak's (Polyak and Juditsky 1992, doi:10.1137/0330046).
     decay: from 0 to 1, such as 0.999; about 1 / (1 - decay) updates count. warmup: begin with a decay of
     (1 + n) / (10 + n) at update n = 0, 1, ... until that reaches `decay`, so that the first weights are soon forgotten.
 
