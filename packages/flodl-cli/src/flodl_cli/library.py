@@ -17,13 +17,19 @@ __all__ = ["run_library", "words_of"]
 
 _GRACE_S = 10.0
 _PROGRAM = """\
-import importlib, sys
+import importlib, os, sys
 try:
     main = importlib.import_module(sys.argv[1]).main
 except ModuleNotFoundError as error:
     print(f"fdl: this needs flodl in {sys.executable}: pip install flodl ({error})", file=sys.stderr)
     sys.exit(2)
-sys.exit(main(sys.argv[2:]))
+try:
+    code = main(sys.argv[2:])
+    sys.stdout.flush()
+except BrokenPipeError:  # `fdl runs list | head`: nobody reads on
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    code = 141
+sys.exit(code)
 """
 
 

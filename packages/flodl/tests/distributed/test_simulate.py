@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -97,6 +99,16 @@ def test_more_ranks_are_lost_than_there_are_meetings() -> None:
     found = simulate([1.0] * 64, step_ms=50, parameters=1e6, network="10GbE", meetings=8, failures=60)
     assert found.lost == 60
     assert 0 < found.efficiency < 1
+
+
+def test_nobody_reads_what_it_prints() -> None:
+    words = ["simulate", "--devices", "2x1", "--step-ms", "5", "--parameters", "1M", "--json"]
+    command = [sys.executable, "-m", "flodl_cli", *words]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout
+    process.stdout.close()
+    _, said = process.communicate(timeout=60)
+    assert (process.returncode, said) == (141, "")
 
 
 def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
