@@ -13,7 +13,7 @@ names=("flodl-$$-0" "flodl-$$-1")
 # netem slows and delays. A kernel without it has perhaps tbf, which only slows.
 slow() {
     ip netns exec "$1" tc qdisc add dev link0 root netem rate "${RATE:-100mbit}" delay "${DELAY:-2ms}" 2>/dev/null && return
-    ip netns exec "$1" tc qdisc add dev link0 root tbf rate "${RATE:-100mbit}" burst 128kb latency 100ms
+    ip netns exec "$1" tc qdisc add dev link0 root tbf rate "${RATE:-100mbit}" burst 128kb latency 100ms || return
     echo "hosts.sh: this kernel has no netem: the link is slow, but without delay" >&2
 }
 
@@ -28,15 +28,17 @@ trap cleanup EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 
-ip netns add "${names[0]}"
-ip netns add "${names[1]}"
-ip link add link0 netns "${names[0]}" type veth peer name link0 netns "${names[1]}"
-for host in 0 1; do
-    ip -n "${names[$host]}" link set lo up
-    ip -n "${names[$host]}" addr add "10.77.0.$((host + 1))/24" dev link0
-    ip -n "${names[$host]}" link set link0 up
-    slow "${names[$host]}"
-done
+make_network() {
+    ip netns add "${names[0]}" && ip netns add "${names[1]}" || return
+    ip link add link0 netns "${names[0]}" type veth peer name link0 netns "${names[1]}" || return
+    for host in 0 1; do
+        ip -n "${names[$host]}" link set lo up || return
+        ip -n "${names[$host]}" addr add "10.77.0.$((host + 1))/24" dev link0 || return
+        ip -n "${names[$host]}" link set link0 up || return
+        slow "${names[$host]}" || return
+    done
+}
+make_network || { echo "hosts.sh: this machine cannot make such a network" >&2; exit 77; }
 
 if [ -n "${ELASTIC:-}" ]; then
     meet=(--rdzv-backend c10d --rdzv-endpoint "$first:$port" --rdzv-id "$$" --max-restarts 3)

@@ -43,6 +43,8 @@ def test_four_processes_of_two_hosts_train_together(words: str, elastic: str) ->
     env = {**os.environ, "PYTHON": sys.executable, "ELASTIC": elastic}
     before = namespaces()
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=env)
+    if done.returncode == 77:
+        pytest.skip(done.stderr.splitlines()[-1])
     assert done.returncode == 0, done.stderr[-3000:]
     found = re.search(r"on 4 processes: [\d,]+ samples a second, test accuracy (0\.\d+)", done.stdout)
     assert found, done.stdout
