@@ -47,7 +47,9 @@ def test_the_references_have_every_command_and_every_public_name(site: Path) -> 
     assert "distributed.simulate" in shown
     for module in MODULES:
         names = importlib.import_module(f"flodl.{module}").__all__
-        assert {f"{module}.{name}" for name in names} - shown == set()
+        missing = {f"{module}.{name}" for name in names} - shown
+        assert not {name for name in missing if f"{name}.{name.partition('.')[2]}" not in shown}  # save of save.py
+    assert {"Graph.freeze", "Graph.observe", "Graph.svg"} <= shown
 
 
 def test_every_fence_is_shown_as_code(site: Path) -> None:

@@ -22,6 +22,7 @@ __all__ = [
 ]
 
 RunState = Literal["running", "finished", "stopped", "failed", "stale"]
+"""How a run stands; "stale" is one whose process is gone without having said so."""
 
 
 @dataclass(frozen=True, kw_only=True)
