@@ -34,15 +34,15 @@ def main() -> None:
         for _ in trainer.epochs(given.epochs):
             for x, y in trainer.batches():
                 answer = F.cross_entropy(trainer.model(x), y)
-                depth = halt.ponder_cost.mean()
-                trainer.step(answer + given.price * depth, depth=depth.detach())
+                cost = halt.ponder_cost.mean()
+                trainer.step(answer + given.price * cost, cost=cost.detach())
 
     model.eval()
     x, y = test[list(range(len(test)))]
     with torch.no_grad():
         scores = model(x)
-    right, depth = scores.argmax(1) == y, halt.ponder_cost.detach()
-    print(f"test accuracy {right.float().mean():.3f}, depth {depth.mean():.2f} of at most {given.most}")
+    right, depth = scores.argmax(1) == y, halt.ponder_cost.detach().ceil() - 1  # the cost is iterations and a remainder
+    print(f"test accuracy {right.float().mean():.3f}, {depth.mean():.2f} iterations of at most {given.most}")
     if bool((~right).any()):
         print(
             f"digits that it got right took {depth[right].mean():.2f}, those that it got wrong {depth[~right].mean():.2f}"

@@ -60,7 +60,8 @@ def main() -> None:
                 if int(line) >= at:
                     process.send_signal(signal.SIGKILL)
                     break
-            process.wait()
+            if process.wait() != -signal.SIGKILL:
+                sys.exit(f"the training ended before step {at}: give --kill-at a smaller one, or more --epochs")
             print(f"killed after step {line.strip()}", flush=True)
         started = time.perf_counter()
         output, _ = start(killed, given.epochs).communicate()

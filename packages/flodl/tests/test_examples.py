@@ -55,21 +55,23 @@ def test_transfer(tmp_path: Path) -> None:
 def test_mixture(tmp_path: Path) -> None:
     said = run(tmp_path, "mixture/mixture.py", "--epochs", "4")
     assert min(numbers(r"soft, 4 experts: test accuracy (0\.\d+)(?s:.*)more ink: test accuracy (0\.\d+)", said)) > 0.85
-    assert sum(map(int, re.findall(r"expert \d: (\d+)%", said))) in range(98, 103)
+    upper, lower = numbers(r"upper half: (\d+) images, lower half: (\d+)", said)
+    assert min(upper, lower) > 0
+    assert upper + lower == 297
 
 
 def test_adaptive_depth(tmp_path: Path) -> None:
     said = run(tmp_path, "adaptive_depth/depth.py", "--epochs", "6")
-    accuracy, depth = numbers(r"test accuracy (0\.\d+), depth (\d+\.\d+) of at most 8", said)
+    accuracy, depth = numbers(r"test accuracy (0\.\d+), (\d+\.\d+) iterations of at most 8", said)
+    least, most = numbers(r"least for the digit \d \((\d\.\d+)\), most for the digit \d \((\d\.\d+)\)", said)
     assert accuracy > 0.85
-    assert 1 < depth < 9
+    assert 1 <= least < depth < most <= 8
 
 
 def test_char_gpt(tmp_path: Path) -> None:
     said = run(tmp_path, "char_gpt/char_gpt.py", "--epochs", "1", "--files", "3", "--write", "40")
     entropy, bits = numbers(r"(\d\.\d+) bits each by frequency alone(?s:.*)held-out text: (\d\.\d+) bits", said)
     assert bits < entropy
-    assert "def " in said
 
 
 @pytest.mark.slow
