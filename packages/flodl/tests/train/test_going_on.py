@@ -110,7 +110,7 @@ def test_a_resumed_run_under_auto_says_how_to_go_on_to_the_bit(capsys: pytest.Ca
         train(first, 1)
     with setup(resume=str(first.run.folder), step="auto", quiet=False) as second:
         train(second, 2)
-    assert 'taken by eager, this run\'s are by what is fastest: to rounding, or to the bit by step="eager"' in (
+    assert 'taken by eager, this run\'s are by what is fastest: they agree to rounding (step="eager": to the bit)' in (
         capsys.readouterr().err
     )
 

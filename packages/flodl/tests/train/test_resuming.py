@@ -108,8 +108,10 @@ def test_auto_takes_the_newest_run_of_this_program_that_is_not_finished(monkeypa
     trainer, said = auto()
     assert trainer.global_step == 7
     assert said == [
-        f"resuming {interrupted.relative_to(Path.cwd())}, the newest run of this program that is not finished"
+        f"resuming {interrupted.relative_to(Path.cwd())}, the newest run of this program that is not finished",
+        said[1],
     ]
+    assert said[1].endswith('this run\'s are by what is fastest: they agree to rounding (step="eager": to the bit)')
     assert train(trainer, 3) == interrupted
     trainer, said = auto()
     assert trainer.global_step == 0

@@ -123,7 +123,7 @@ class Keeper:
         before = f"the checkpoint's steps were taken by {saved}"
         if training.step == "auto" and not training.deterministic:
             self._fit.notes.append(
-                f'{before}, this run\'s are by what is fastest: to rounding, or to the bit by step="{saved}"'
+                f'{before}, this run\'s are by what is fastest: they agree to rounding (step="{saved}": to the bit)'
             )
         elif saved != (now := str(Recipe() if training.deterministic else Recipe.parse(training.step))):
             self._fit.notes.append(f"{before}, this run's are by {now}: they agree to rounding")
