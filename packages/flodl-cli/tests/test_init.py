@@ -65,12 +65,12 @@ def test_the_hugging_face_example_trains_saves_and_goes_on_from_local_files(fdl:
     assert fdl("init", "letters", "--with-hf").code == 0
     project = Path("letters").absolute()
     env = {**PLAIN, "HF_HUB_OFFLINE": "1"}
-    saved = fdl("finetune", "--epochs", "3", "--save", "tiny", cwd=project, env=env)
+    saved = fdl("finetune", "--save", "tiny", cwd=project, env=env)
     assert saved.code == 0, saved.err
     first = float(re.findall(r"test accuracy (\d\.\d+)", saved.out)[0])
-    assert first > 0.6
+    assert first > 0.6  # the texts differ from Python to Python: 0.87 to 0.92 over seeds; always the commonest is 0.24
     assert (project / "tiny" / "config.json").exists()
-    went_on = fdl("finetune", "--epochs", "1", "--model", "tiny", "--lora", "4", cwd=project, env=env)
+    went_on = fdl("finetune", "--epochs", "1", "--model", "tiny", "--lora", "4", "--lr", "1e-3", cwd=project, env=env)
     assert went_on.code == 0, went_on.err
     assert float(re.findall(r"test accuracy (\d\.\d+)", went_on.out)[0]) > first - 0.1
     assert re.search(r"\b\d,\d{3} parameters", went_on.err)  # of the adapters and the classifier, not all 270,000
